@@ -498,9 +498,8 @@ class Gpu(Measurement):
     def run(self, which: Run) -> Iterator[Run]:
         given = self.given
         width, batch = which["width"], which["batch"]
-        keras.config.set_dtype_policy(
-            which["policy"]
-        )  # `clear_session` sets another
+        # `clear_session` sets another.
+        keras.config.set_dtype_policy(which["policy"])
         rng = np.random.default_rng(0)
         x, y = (
             ops.convert_to_tensor(

@@ -50,9 +50,8 @@ def exported(
     for route in routes:
         rows = {"representative_data": data} if route.startswith("int") else {}
         rows |= {"sample": data[: max(8, batch)], "batch_size": batch}
-        if (
-            "int4" in route
-        ):  # untrained weights lose much in 4 bits, and take as long
+        # Untrained weights lose much in 4 bits, and take as long.
+        if "int4" in route:
             rows["tolerance"] = 1.0
         try:
             found[route] = export_litert(
@@ -200,9 +199,8 @@ def network(name: str, density: float) -> keras.Model:
             )
         if isinstance(layer, L.Dense):
             layer.bias.assign(0.05 * rng.standard_normal(layer.bias.shape))
-    if (
-        name == "cnn"
-    ):  # statistics of a batch, or the signal would vanish on its way
+    # Statistics of a batch, or the signal would vanish on its way.
+    if name == "cnn":
         model(
             rng.standard_normal((32, *model.inputs[0].shape[1:])), training=True
         )
@@ -406,9 +404,8 @@ def blocks_network(name: str, block: int) -> keras.Model:
             count / fan_in
         )
         layer.kernel.assign(layout.from_canonical(matrix, value.shape))
-    if (
-        name == "cnn"
-    ):  # statistics of a batch, or the signal would vanish on its way
+    # Statistics of a batch, or the signal would vanish on its way.
+    if name == "cnn":
         model(
             rng.standard_normal((32, *model.inputs[0].shape[1:])), training=True
         )

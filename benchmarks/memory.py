@@ -541,9 +541,8 @@ def updates_of(kind: str, model: keras.Model, width: int):
             lambda: armed(SET(**end), model),
             lambda callback: callback.move(5),
         )
-        rigl = RigL(
-            rows_of(width), batch_size=32, **end
-        )  # its gradient is compiled once
+        # Its gradient is compiled once.
+        rigl = RigL(rows_of(width), batch_size=32, **end)
         yield (
             "RigL" + STORAGE[kind],
             lambda: armed(rigl, model),
@@ -840,10 +839,11 @@ def traffic_measure(
 MEMORY = 60e9  # bytes for weights and optimizer, of 80e9; the rest is for activations
 READS = 2.5e12  # bytes per second from its memory
 HOST_LINK = 25e9  # bytes per second between an accelerator and its host
+# Bytes per second of each to the others: one machine, a network.
 LINKS = {
     8: 300e9,
     256: 40e9,
-}  # bytes per second of each to the others: one machine, a network
+}
 FREQUENCY = 100  # steps between updates
 # From the program of a mask update on a device: passes over weights of 4 bytes,
 # for the counts of two ranks, ties and masks; and weights and two moments, each read and written.

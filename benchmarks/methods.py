@@ -362,9 +362,8 @@ class Comparison(Measurement):
                 say_left(net, missing(runs, rows, seeds, rates, choosing), took)
                 try:
                     self.train_row(row | {"seed": seed}, data, options)
-                except (
-                    BudgetError
-                ) as error:  # a mask that empties a layer: no run, and no line
+                # A mask that empties a layer: no run, and no line.
+                except BudgetError as error:
                     print(
                         f"{net} {row['method']} {row['density']} seed {seed}: {error}"
                     )

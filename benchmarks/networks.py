@@ -527,9 +527,8 @@ class ScannedStack(keras.layers.Layer):
     ) -> None:
         super().__init__(autocast=False, dtype=layer.variable_dtype, **kwargs)
         self.depth = depth
-        self.activation = getattr(
-            layer, "activation", None
-        )  # what follows its kernels
+        # What follows its kernels.
+        self.activation = getattr(layer, "activation", None)
         self._inside = _Inside(layer)
 
     @property

@@ -347,9 +347,8 @@ def draw_curves(panel, net: str, key: str, scale: float) -> None:
     runs = [run for run in runs if not run.get("settings")]
     for method, (label, color) in STARTS.items():
         if curves := [run[key] for run in runs if run["method"] == method]:
-            steps = curves[0][0][0] * np.arange(
-                1, len(curves[0]) + 1
-            )  # theirs are of an epoch
+            # Theirs are of an epoch.
+            steps = curves[0][0][0] * np.arange(1, len(curves[0]) + 1)
             values = scale * np.array(
                 [[value for _, value in curve] for curve in curves]
             )
@@ -498,9 +497,8 @@ def forces() -> Figure:
         for run in finished(RESULTS / "learnt.jsonl")
         if run["part"] == "forces"
     ]
-    curves = np.array(
-        run["curves"]
-    )  # of steps, of s, by decay, by loss and t, of layers
+    # Of steps, of s, by decay, by loss and t, of layers.
+    curves = np.array(run["curves"])
     steps = run["epochs"] / len(curves) * np.arange(1, len(curves) + 1)
     titles = {
         1: "s, moved by L2",

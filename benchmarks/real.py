@@ -558,9 +558,8 @@ def _spoken(text: str, voice: str, speed: int, pitch: int) -> np.ndarray:
     ]
     content = subprocess.run(command, capture_output=True, check=True).stdout
     samples = np.frombuffer(content[44 : len(content) // 2 * 2], "<i2") / 32768
-    return signal.resample_poly(samples, 320, 441).astype(
-        "float32"
-    )  # from 22,050 to 16,000 Hz
+    # From 22,050 to 16,000 Hz.
+    return signal.resample_poly(samples, 320, 441).astype("float32")
 
 
 def _noise(count: int, rng: np.random.Generator) -> np.ndarray:
@@ -710,9 +709,8 @@ def _of_channels(
     kernels = [w for w in kso.prunable_weights(dense) if len(w.shape) > 1]
     counts = [int(count) for count in step.split()[1].split("-")]
     before = [w.shape[-1] for w in kernels[: len(counts)]]
-    own = [
-        w.path for w in kernels[1 : len(counts) + 1]
-    ]  # whose inputs these are
+    # Whose inputs these are.
+    own = [w.path for w in kernels[1 : len(counts) + 1]]
     found = [
         one for one in zip(own, counts, before, strict=True) if one[1] < one[2]
     ]
@@ -723,9 +721,8 @@ def _of_channels(
         "structure": kso.calibration.Channels(),
     }
     pruned = kso.prune(dense, budget=shares, include=[*shares], **options)
-    return kso.remove_channels(
-        pruned, exact=False
-    )  # magika has LayerNormalization
+    # Magika has LayerNormalization.
+    return kso.remove_channels(pruned, exact=False)
 
 
 def _trained(

@@ -230,9 +230,8 @@ class Measurement:
             action="store_true",
             help="a small setting, into out/quick",
         )
-        parser.add_argument(
-            "--one", help=argparse.SUPPRESS
-        )  # in a process of its own
+        # In a process of its own.
+        parser.add_argument("--one", help=argparse.SUPPRESS)
         parser.set_defaults(summary=False)
         if cls.lines and cls.page:
             parser.add_argument(
@@ -543,9 +542,8 @@ def suite() -> int:
     start = time.monotonic()
     failures = 0
     for name in options.parts:
-        if (
-            options.quick
-        ):  # earlier runs, perhaps with other code, are not resumed
+        # Earlier runs, perhaps with other code, are not resumed.
+        if options.quick:
             for lines in known[name].get("lines", []):
                 (results / lines).unlink(missing_ok=True)
         elif options.again:

@@ -59,10 +59,11 @@ ROUTES = {
     "dense": ("float32", "int8", "dynamic_int4"),
     "blocks": ("float32+blocks", "int8+blocks"),
 }
+# One call, all files in turn.
 TIMED = [
     ("fashion_mnist", "mlp"),
     ("fashion_mnist", "cnn"),
-]  # one call, all files in turn
+]
 FILE_KINDS = {"float32": "float32", "int8": "int8", "dynamic_int4": "int4"}
 """By route without `+blocks`, its title."""
 
@@ -261,9 +262,8 @@ def exported(
         if route == "dynamic_int4":
             if any(isinstance(layer, L.Conv2D) for layer in model.layers):
                 continue
-            options = {
-                "tolerance": 1e6
-            }  # written in any case: its accuracy is what is measured
+            # Written in any case: its accuracy is what is measured.
+            options = {"tolerance": 1e6}
         elif route.startswith("int8"):
             options = {"representative_data": data.x_train[:500]}
         path = folder / f"{method} {route}.tflite"
@@ -383,9 +383,8 @@ class EthosU(Measurement):
         data = load("fashion_mnist")
         few = first_rows(data, which["samples"])
         x, y = few.x_train, few.y_train
-        jit = (
-            keras.backend.backend() == "jax"
-        )  # TensorFlow trains CNNs faster without
+        # TensorFlow trains CNNs faster without.
+        jit = keras.backend.backend() == "jax"
         model = ethos_u_network(net, method, which["seed"])
         fit(model, x, y, epochs, 128, RATE, jit)
         if method in QUANTIZED:

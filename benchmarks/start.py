@@ -961,9 +961,8 @@ def spectrum_picture(rows: list[dict]) -> None:
                     lw=0,
                     **style,
                 )
-                if (
-                    start != "base"
-                ):  # which GraSP takes far out of the spectrum_picture
+                # Which GraSP takes far out of the spectrum_picture.
+                if start != "base":
                     top = max(top, lines.max())
             value = dense[activation][0 if key == "largest" else 1]
             ax.axhline(

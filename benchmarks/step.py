@@ -197,9 +197,8 @@ def step_pass(
 def renewal(model: keras.Model, rounds: int) -> float:
     """Seconds of `UpdateMasks` for all masks, once every `PERIOD` steps."""
     model.compile(keras.optimizers.Adam(1e-4), "mse")
-    model.optimizer.build(
-        model.trainable_variables
-    )  # its slots are reset with the masks
+    # Its slots are reset with the masks.
+    model.optimizer.build(model.trainable_variables)
     callback = kso.callbacks.UpdateMasks()
     callback.set_model(model)
     callback.on_train_begin()

@@ -406,9 +406,8 @@ class Forces(keras.callbacks.Callback):
     ):
         super().__init__()
         self.rate, self.strength, self.momentum = rate, strength, momentum
-        self.curves: list[
-            list[list[float]]
-        ] = []  # of steps: s, by decay, by loss, t, each by layer
+        # Of steps: s, by decay, by loss, t, each by layer.
+        self.curves: list[list[list[float]]] = []
 
     def _s(self) -> np.ndarray:
         weights = kso.prunable_weights(self.model)

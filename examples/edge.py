@@ -60,9 +60,8 @@ def spectrograms(rows: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     tracks = (
         ends[:, :, :1] + (ends[:, :, 1:] - ends[:, :, :1]) * place[:, None, :]
     )
-    distance = (
-        np.arange(BANDS) - tracks[..., None]
-    )  # (rows, formants, frames, bands)
+    # (rows, formants, frames, bands).
+    distance = np.arange(BANDS) - tracks[..., None]
     energy = (
         np.exp(-0.5 * (distance / 1.5) ** 2).sum(axis=1) * inside[..., None]
     )

@@ -94,9 +94,8 @@ def sliced(model: keras.Model, tokens: np.ndarray, width: int) -> keras.Model:
     def into(kernel, basis):  # what adds to the stream
         return kernel @ center @ basis
 
-    def reading(
-        norm, basis, *denses
-    ):  # what reads a normalization: its scale and shift go in
+    # What reads a normalization: its scale and shift go in.
+    def reading(norm, basis, *denses):
         scale, shift = _values(norm)
         for dense, new in denses:
             kernel, bias = _values(dense)

@@ -20,9 +20,8 @@ import os
 import sys
 from pathlib import Path
 
-os.environ.setdefault(
-    "TF_CPP_MIN_LOG_LEVEL", "3"
-)  # TensorFlow's start-up messages
+# TensorFlow's start-up messages.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import keras
 import numpy as np

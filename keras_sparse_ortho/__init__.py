@@ -135,11 +135,12 @@ _ROOMS = (
         "tfmot",
     ),
 )
+# Which load when they are used, and then answer, too.
 _LATER = (
     "export",
     "shrinking",
     "tfmot",
-)  # which load when they are used, and then answer, too
+)
 answer(
     __name__, *(f"{__name__}.{room}" for room in _ROOMS if room not in _LATER)
 )

@@ -98,9 +98,8 @@ def _zero(
     tensor = _first_tensor(after, tensor_class)
     # Over several devices the one that has the corner would have to tell the others.
     if tensor is not None and keras.distribution.distribution() is None:
-        corner = tensor[
-            (slice(0, 1),) * len(tensor.shape)
-        ]  # a batch may be empty
+        # A batch may be empty.
+        corner = tensor[(slice(0, 1),) * len(tensor.shape)]
         is_nonzero = keras.ops.any(keras.ops.cast(corner, "bool"))
         is_one = keras.ops.logical_and(is_one, is_nonzero)
     return keras.ops.cast(is_one, dtype)

@@ -85,10 +85,11 @@ def as_text(value: object) -> str:
     """A value for an error message, shortened."""
     try:
         text = repr(value)
+    # Of too deep lists and too long integers.
     except (
         RecursionError,
         ValueError,
-    ):  # of too deep lists and too long integers
+    ):
         return f"a {type(value).__name__} that is too large to be shown"
     if len(text) <= _LONGEST:
         return text

@@ -205,9 +205,8 @@ class _Arrays:
         def taken(array: Any) -> Any:
             if array is None or isinstance(array, np.ndarray):
                 return None if array is None else array[index]
-            order = np.argsort(
-                index
-            )  # files that are read as arrays need sorted positions
+            # Files that are read as arrays need sorted positions.
+            order = np.argsort(index)
             return np.asarray(array[index[order]])[np.argsort(order)]
 
         return _unpacked(keras.tree.map_structure(taken, self._parts))

@@ -121,9 +121,8 @@ def _atomic(
     )
     try:
         with partial.open(f"x{kind}", **options) as stream:
-            if (
-                target.exists()
-            ):  # before anything is written that others may not read
+            # Before anything is written that others may not read.
+            if target.exists():
                 partial.chmod(target.stat().st_mode)
             yield stream
             stream.flush()
@@ -202,10 +201,11 @@ def _is_alive(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
+    # Another user's process; not a process id.
     except (
         PermissionError,
         OverflowError,
-    ):  # another user's process; not a process id
+    ):
         return True
     return True
 

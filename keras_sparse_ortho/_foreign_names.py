@@ -651,9 +651,8 @@ class Answering:
 
         def __getattr__(self, name: str) -> NoReturn:
             kind = type(self)
-            if hasattr(
-                kind, name
-            ):  # a property that has failed: raise its own error
+            # A property that has failed: raise its own error.
+            if hasattr(kind, name):
                 return object.__getattribute__(self, name)
             raise unknown_attribute(self, name)
 

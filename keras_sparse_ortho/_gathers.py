@@ -122,9 +122,8 @@ def if_compiled_for_cpus(
 ) -> Tensor:
     """Calls `function` in programs compiled for CPUs, else the equal `otherwise`."""
     backend = keras.backend.backend()
-    if (
-        backend == "jax"
-    ):  # decided when it is compiled, which may be for another device
+    # Decided when it is compiled, which may be for another device.
+    if backend == "jax":
         return _jax().lax.platform_dependent(
             *values, cpu=function, default=otherwise
         )
@@ -161,9 +160,8 @@ def with_gradient(
 
     def with_rule(*values: Tensor) -> tuple[Tensor, Gradient]:
         def rule(*args: Tensor, upstream: Tensor = None) -> Tensor:
-            if (
-                upstream is None
-            ):  # TensorFlow passes it by position, torch by name
+            # TensorFlow passes it by position, torch by name.
+            if upstream is None:
                 upstream = args[0]
             gradients = gradient(*values, *integer_tensors, upstream)
             if len(gradients) == 1:
@@ -180,9 +178,8 @@ def _tensor(value: TensorLike) -> Tensor:
     if keras.backend.backend() == "tensorflow":
         import tensorflow as tf
 
-        return tf.convert_to_tensor(
-            value
-        )  # for a variable Keras returns TensorFlow's own
+        # For a variable Keras returns TensorFlow's own.
+        return tf.convert_to_tensor(value)
     return value
 
 

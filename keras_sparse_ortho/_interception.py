@@ -98,9 +98,8 @@ def without_dispatchers(attributes: Mapping[str, Any]) -> dict[str, Any]:
 class _Wishes(NamedTuple):
     """The changes that a thread asks for, to the calls of one function."""
 
-    functions: tuple[
-        Callable[..., Any], ...
-    ] = ()  # the first is the next to the original
+    # The first is the next to the original.
+    functions: tuple[Callable[..., Any], ...] = ()
     # Attributes of the layer whose `call` it is.
     settings: Mapping[str, Any] = types.MappingProxyType({})
 
@@ -129,9 +128,8 @@ class _Dispatcher:
         self.name = name
         self.original = getattr(owner, name)
         self.users: set[object] = set()
-        self._was_own = name in vars(
-            owner
-        )  # a method is an attribute of the class instead
+        # A method is an attribute of the class instead.
+        self._was_own = name in vars(owner)
         self._own = vars(owner).get(name)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -103,9 +103,8 @@ def jit_if_quicker():
 
 slow_on_jax = pytest.mark.slow_on("jax")  # it compiles for long
 slow_on_tensorflow = pytest.mark.slow_on("tensorflow")  # it is traced for long
-slow_where_traced = pytest.mark.slow_on(
-    "tensorflow", "jax"
-)  # so many kinds of layers
+# So many kinds of layers.
+slow_where_traced = pytest.mark.slow_on("tensorflow", "jax")
 
 
 def slow_case_on_jax(*values):

@@ -220,9 +220,8 @@ def test_endless_data_are_read_with_a_bound(monkeypatch):
         all_rows(endless())
     with pytest.warns(UserWarning, match="Received: 64 rows"):
         all_rows(endless(), seconds=0.0)
-    assert (
-        len(all_rows((X, Y))[0]) == 64
-    )  # arrays are read whole, without a warning
+    # Arrays are read whole, without a warning.
+    assert len(all_rows((X, Y))[0]) == 64
 
 
 def test_rows_of_several_lengths_are_refused():

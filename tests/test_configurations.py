@@ -92,9 +92,8 @@ def test_numbers_that_are_none(value):
         lambda: SoftThreshold(s_init=value),
         lambda: ApproximateIsometry(0.5, gain=value),
     ]
-    if not isinstance(
-        value, list
-    ):  # Keras itself walks through the arguments of layers
+    # Keras itself walks through the arguments of layers.
+    if not isinstance(value, list):
         wrong.append(lambda: BlockSparseDense(8, density=0.5, gain=value))
     for make in wrong if not isinstance(value, str) else wrong[1:]:
         with pytest.raises(ValueError, match="Received: "):

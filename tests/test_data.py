@@ -139,9 +139,8 @@ def test_the_first_batches_of_data_that_come_in_batches(make):
 
 
 def test_the_first_batches_of_arrays():
-    order = np.random.default_rng(3).permutation(
-        10
-    )  # pinned: seeds draw what they always drew
+    # Pinned: seeds draw what they always drew.
+    order = np.random.default_rng(3).permutation(10)
     for k, (x, y, weight) in enumerate(
         first_batches((X, Y), batch_size=4, batches=None, seed=3)
     ):
@@ -154,9 +153,8 @@ def test_the_first_batches_of_arrays():
     )
     np.testing.assert_array_equal(y, Y[:4])
     np.testing.assert_array_equal(weight, Y[:4] / 10)
-    drawn = [
-        first_batches((X, Y), batch_size=4)[0][1] for _ in range(9)
-    ]  # a seed of its own
+    # A seed of its own.
+    drawn = [first_batches((X, Y), batch_size=4)[0][1] for _ in range(9)]
     assert any((drawn[0] != other).any() for other in drawn)
 
 

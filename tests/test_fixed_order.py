@@ -64,9 +64,8 @@ class Sets:
 
     def __init__(self, tree, returning):
         self.returning = returning
-        self.names = (
-            set()
-        )  # with their functions: one name may be a list elsewhere
+        # With their functions: one name may be a list elsewhere.
+        self.names = set()
         self.scope_of = {}
         self._note_scopes(tree, tree)
         for _ in range(3):  # a name may be assigned from another one

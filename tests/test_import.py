@@ -37,15 +37,13 @@ except ImportError as error:
     loaded, missing = (
         run_python("-c", code, KERAS_BACKEND=backend).strip().splitlines()
     )
-    assert loaded.startswith(
-        "and by Keras:"
-    )  # nothing but what Keras loads itself
+    # Nothing but what Keras loads itself.
+    assert loaded.startswith("and by Keras:")
     assert backend in loaded.split()
     ours = {"tf_keras", "tensorflow_model_optimization", "ai_edge_litert"}
     assert not ours & set(loaded.split())
-    assert (
-        "[tfmot]" in missing
-    )  # the extra of LiteRT: tests/export/test_refusals.py
+    # The extra of LiteRT: tests/export/test_refusals.py.
+    assert "[tfmot]" in missing
 
 
 def test_a_missing_backend_is_named_with_the_way_out(tmp_path):

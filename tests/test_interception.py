@@ -237,9 +237,8 @@ def test_states_of_recurrent_layers_stay_stateful():
     assert layer.stateful
     np.testing.assert_allclose(inside[0], first, atol=1e-6)
     np.testing.assert_allclose(inside[1], first, atol=1e-6)
-    assert not np.allclose(
-        array(model(sequences)), first, atol=1e-4
-    )  # it goes on from the state
+    # It goes on from the state.
+    assert not np.allclose(array(model(sequences)), first, atol=1e-4)
 
 
 def test_float64_and_second_derivatives_are_those_of_one_thread():

@@ -75,9 +75,8 @@ def found(name):
         return operator.attrgetter(rest)(kso)
     if first == "keras":
         return operator.attrgetter(rest)(keras)
-    if (
-        first in kso.__all__ and rest and first not in ROOMS
-    ):  # sparsify.in_place
+    # Sparsify.in_place.
+    if first in kso.__all__ and rest and first not in ROOMS:
         return operator.attrgetter(rest)(getattr(kso, first))
     if first in ROOMS and rest:
         return operator.attrgetter(rest)(getattr(kso, first))
@@ -137,9 +136,8 @@ def arguments():
 
 def test_functions_and_arguments_in_messages_exist():
     known = {*arguments(), "format", "loss", "unroll", "x"}  # Keras has these
-    guesses = {
-        line for line, _ in _foreign_names._STEPS
-    }  # which exist elsewhere
+    # Which exist elsewhere.
+    guesses = {line for line, _ in _foreign_names._STEPS}
     wrong = []
     for place, text in messages():
         if text in guesses:

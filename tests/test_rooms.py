@@ -121,18 +121,18 @@ def test_no_import_circle_within_a_room():
                 ".__init__"
             )
             graph.setdefault(module, set()).add(name)
-    graphlib.TopologicalSorter(
-        graph
-    ).prepare()  # raises an error that names the circle
+    # Raises an error that names the circle.
+    graphlib.TopologicalSorter(graph).prepare()
 
 
 def test_weights_are_read_and_written_in_one_place():
     """Arrays may lie on devices of several processes: `_values` gathers and lays them out."""
+    # The last has tf_keras' own.
     free = {
         "_values",
         "_keras_internals",
         "tfmot",
-    }  # the last has tf_keras' own
+    }
     wrong = [
         f"{path.relative_to(ROOT)}:{node.lineno}"
         for path in sorted(ROOT.rglob("*.py"))

@@ -94,9 +94,8 @@ def fill_numbers(
                 f"No number stands before the name. Received: {found[0]!r}"
             )
         new = figure(named(found["name"], listed), results)
-        same = (
-            found["number"].split() == new.split()
-        )  # a line may end inside "1.0 ± 0.1"
+        # A line may end inside "1.0 ± 0.1".
+        same = found["number"].split() == new.split()
         return f"{found['number'] if same else new}<!--={found['name']}-->"
 
     return ANCHOR.sub(fill, page)

@@ -375,9 +375,8 @@ def main() -> int:
 
     start = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-        clean = (
-            Path(folder).resolve() / "tree"
-        )  # so that later edits do not matter
+        # So that later edits do not matter.
+        clean = Path(folder).resolve() / "tree"
         copy_tree(ROOT, clean)
         print(
             f"{len(mutants)} faults; their tests without a fault ...",

@@ -26,9 +26,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 TUTORIALS = ROOT / "docs" / "tutorials"
 PAGES = ("index.md", "all_on_one_page.md")  # of docs/, which show outputs, too
-NEEDS = {
-    "keras_hub": "keras_hub"
-}  # packages that .venv has not: `make test-compat` runs these
+# Packages that .venv has not: `make test-compat` runs these.
+NEEDS = {"keras_hub": "keras_hub"}
 _BLOCK = re.compile(
     r'^```python\n(.*?)^```\n(?:\n```text title="Output"\n(.*?)^```\n)?',
     re.MULTILINE | re.DOTALL,

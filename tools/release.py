@@ -60,9 +60,8 @@ def problems_of(wheel: Path, source: Path, scratch: Path) -> list[str]:
         for path in (source / PACKAGE).rglob("*")
         if path.suffix in (".py", ".csv", ".typed")
     }
-    wanted |= {
-        path.name for path in source.glob(f"{PACKAGE}_*.py")
-    }  # the console command
+    # The console command.
+    wanted |= {path.name for path in source.glob(f"{PACKAGE}_*.py")}
     strays = {name for name in names - wanted if ".dist-info/" not in name}
     found = [f"the wheel lacks {name}" for name in sorted(wanted - names)]
     found += [f"the wheel holds {name}" for name in sorted(strays)]

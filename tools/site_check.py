@@ -39,9 +39,8 @@ def build(folder: Path) -> bool:
         "--quiet",
         "--site-dir",
     ]
-    quiet = os.environ | {
-        "NO_MKDOCS_2_WARNING": "1"
-    }  # an advertisement, in colors
+    # An advertisement, in colors.
+    quiet = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
     done = subprocess.run(
         [*command, str(folder)], cwd=ROOT, env=quiet, check=False
     )

@@ -115,9 +115,8 @@ def lost(folder: Path) -> list[str]:
         ]
         for query, page in WANTED.items():
             for end in range(1, len(query)):
-                search(
-                    query[:end]
-                )  # while it is typed: no query may be an error
+                # While it is typed: no query may be an error.
+                search(query[:end])
             if (found := search(query))[:1] != [page]:
                 wrong.append(
                     f"a search for {query!r} finds {found[:3]}, not {page} first"

@@ -9,9 +9,8 @@ Make, wrap and compile the model in the strategy's scope; `fit` does the rest. W
 import os
 
 os.environ["KERAS_BACKEND"] = "tensorflow"
-os.environ.setdefault(
-    "CUDA_VISIBLE_DEVICES", "-1"
-)  # two halves of the CPU stand for two GPUs
+# Two halves of the CPU stand for two GPUs.
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 
 import contextlib
 

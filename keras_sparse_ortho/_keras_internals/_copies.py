@@ -79,19 +79,16 @@ class _Copier:
 
     def __init__(self, without_values: Iterable[keras.Variable]) -> None:
         self.copies: dict[int, Any] = {}
-        self._originals: list[
-            object
-        ] = []  # kept, so that no other object gets their `id`
+        # Kept, so that no other object gets their `id`.
+        self._originals: list[object] = []
         self._waiting: collections.deque[Callable[[], None]] = (
             collections.deque()
         )
-        self._hashed: list[
-            Callable[[], None]
-        ] = []  # their items must be whole to be hashed
+        # Their items must be whole to be hashed.
+        self._hashed: list[Callable[[], None]] = []
         self._empty = {id(variable) for variable in without_values}
-        self._shared_ids: set[int] = (
-            set()
-        )  # of objects that are known to lead nowhere
+        # Of objects that are known to lead nowhere.
+        self._shared_ids: set[int] = set()
         self._place = ""  # the attribute that is being copied, for errors
         shared_kinds, self._states = _kinds_of_backend()
         self._parts = (*_PARTS, tracker_class(), *self._states)
@@ -309,9 +306,8 @@ def _attributes_to_copy(value: object) -> dict[str, Any]:
     if isinstance(value, keras.Variable):
         attributes["_value"] = None
     elif isinstance(value, keras.Operation):
-        attributes[
-            "_outbound_nodes"
-        ] = []  # calls in other models as well; nobody reads it
+        # Calls in other models as well; nobody reads it.
+        attributes["_outbound_nodes"] = []
     for name in _TRACKED:
         if name in attributes:
             attributes[name] = _without_functions(attributes[name])
@@ -339,9 +335,8 @@ def _node_keys(model: keras.Model) -> Iterator[str]:
 
 def _copy_of_state(state: AnyObject) -> AnyObject:
     """The copy of a variable or tensor of the backend."""
-    if not getattr(
-        state, "is_leaf", True
-    ):  # of torch, where others cannot be copied
+    # Of torch, where others cannot be copied.
+    if not getattr(state, "is_leaf", True):
         state = state.detach()
     return copy.deepcopy(state)
 
@@ -397,11 +392,12 @@ def _attributes_of_keras() -> tuple[dict[str, Any], frozenset[str]]:
         loss="mse",
         jit_compile=False,
     )
+    # The last by `before_save`.
     changed_names = {
         "history",
         "stop_training",
         "save_own_variables",
-    }  # the last by `before_save`
+    }
     for name, value in vars(model).items():
         if name not in fresh or fresh[name] is not value:
             changed_names.add(name)

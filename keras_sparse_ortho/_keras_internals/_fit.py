@@ -26,9 +26,8 @@ _PACKAGES = (
 def after_fit(model: keras.Model, function: Callable[[], None]) -> None:
     """Calls a function when `fit` ends, after the user's callbacks, which may restore weights."""
     history = getattr(model, "history", None)
-    if not isinstance(
-        history, keras.callbacks.History
-    ):  # a custom training loop
+    # A custom training loop.
+    if not isinstance(history, keras.callbacks.History):
         function()
         return
     before = history.on_train_end

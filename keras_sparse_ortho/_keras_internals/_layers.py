@@ -40,9 +40,8 @@ def created_trainable(layer: keras.layers.Layer) -> list[Any]:
 def graph_of(model: keras.Model) -> Any:
     # A Sequential model that knows its input holds a functional one.
     inner = model._functional if isinstance(model, keras.Sequential) else model
-    is_model = isinstance(
-        model, keras.Model
-    )  # another layer may show the attributes of one
+    # Another layer may show the attributes of one.
+    is_model = isinstance(model, keras.Model)
     return inner if is_model and hasattr(inner, "_nodes_by_depth") else None
 
 
@@ -53,9 +52,8 @@ def is_graph(model: keras.Model) -> bool:
 
 def graph_ends(model: keras.Model) -> tuple[Any, Any]:
     """Inputs and outputs of a model that `is_graph`, nested as it takes and gives them."""
-    graph = graph_of(
-        model
-    )  # `input` of a Sequential model is that of its first call, if any
+    # `input` of a Sequential model is that of its first call, if any.
+    graph = graph_of(model)
     return graph.input, graph.output
 
 

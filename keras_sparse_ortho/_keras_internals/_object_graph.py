@@ -12,10 +12,11 @@ Container = list[object] | set[object] | dict[object, object]
 Items = Iterable[object] | Mapping[object, object]
 
 CONTAINERS = (list, tuple, dict, set, frozenset)
+# Names in `__slots__` that hold no value.
 _NO_ATTRIBUTES = (
     "__dict__",
     "__weakref__",
-)  # names in `__slots__` that hold no value
+)
 
 
 def children(value: object) -> list[object]:

@@ -96,10 +96,11 @@ def _torch_group(
 def _torch_slots(optimizer: Optimizer, variable: keras.Variable) -> list[Slot]:
     parameter = variable.value
     group = _torch_group(optimizer, parameter) or {}
+    # Adagrad's, Rprop's.
     starts = {
         "sum": "initial_accumulator_value",
         "step_size": "lr",
-    }  # Adagrad's, Rprop's
+    }
     slots = []
     for name, tensor in optimizer.state.get(parameter, {}).items():
         if getattr(tensor, "shape", None) == parameter.shape:

@@ -29,9 +29,8 @@ class Snapshot:
         self._contents: list[tuple[Container, Container]] = []
         self._attributes: list[tuple[Attributes, Attributes]] = []
         self._values: list[tuple[keras.Variable, Tensor]] = []
-        seen: dict[
-            int, object
-        ] = {}  # with the objects, so that no other one gets their id
+        # With the objects, so that no other one gets their id.
+        seen: dict[int, object] = {}
         waiting: list[object] = [model]
         while waiting:
             value = waiting.pop()

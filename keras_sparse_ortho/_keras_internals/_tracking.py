@@ -49,9 +49,8 @@ def _dependencies(layer: keras.layers.Layer | None) -> list[Dependency]:
     dependencies: list[Dependency] = []
     while waiting:
         name, child = waiting.pop()
-        child = getattr(
-            child, "__wrapped__", child
-        )  # a dict in TensorFlow's own module
+        # A dict in TensorFlow's own module.
+        child = getattr(child, "__wrapped__", child)
         if isinstance(child, dict):
             child = list(child.values())
         if isinstance(child, list | tuple):

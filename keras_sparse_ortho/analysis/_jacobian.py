@@ -17,9 +17,8 @@ from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.models import check_built
 
-_LARGEST_BATCH = (
-    2**24
-)  # entries in one batch of products: 64 MiB in float32 fill the cores
+# Entries in one batch of products: 64 MiB in float32 fill the cores.
+_LARGEST_BATCH = 2**24
 
 
 @other_keywords
@@ -89,9 +88,8 @@ class _Products:
             for variable in model.variables
             if keras.backend.is_float_dtype(variable.dtype)
         ]
-        xla = (
-            keras.backend.backend() == "jax"
-        )  # on TensorFlow it takes longer than the products
+        # On TensorFlow it takes longer than the products.
+        xla = keras.backend.backend() == "jax"
         self._compiled_outputs = compiled(self._outputs, xla=xla)
         self._compiled_products = compiled(self._transpose_times, xla=xla)
 
@@ -159,9 +157,8 @@ def _samples(model: keras.layers.Layer, x: TensorLike) -> np.ndarray:
             f"Jacobians are computed for models with one input. Received: {len(inputs)} inputs"
         )
     (samples,) = inputs
-    if not isinstance(
-        samples, np.ndarray
-    ):  # of which the backend may narrow the dtype
+    # Of which the backend may narrow the dtype.
+    if not isinstance(samples, np.ndarray):
         samples = to_numpy(samples)
     is_float = np.issubdtype(samples.dtype, np.floating)
     if samples.ndim < 1 or len(samples) == 0 or not is_float:

@@ -28,10 +28,11 @@ from keras_sparse_ortho.models import prunable_weights, warn_unless_at_density
 from keras_sparse_ortho.orthogonal import dead_outputs
 from keras_sparse_ortho.pruning import why_not_on_blocks
 
+# Modes of `Layer.quantize` that pack and transpose kernels.
 _UNREADABLE = (
     "gptq",
     "awq",
-)  # modes of `Layer.quantize` that pack and transpose kernels
+)
 _TEXT_WIDTH = 120  # columns of the report as a string
 _TOTALS = (
     *("name", "size", "live", "density", "sparse_density", "whole_density"),
@@ -327,9 +328,8 @@ def _row(
             orthogonality_error(weight.value, weight.layout, taps=way)
             for way in ways
         )
-    if (
-        len(weight.shape) < 2 and weight.layout is None
-    ):  # the layer names its own weights
+    # The layer names its own weights.
+    if len(weight.shape) < 2 and weight.layout is None:
         dead = int(np.count_nonzero(weight.value == 0))
     else:
         dead = dead_outputs(weight.value, weight.layout)

@@ -13,10 +13,11 @@ import rich.text
 from keras_sparse_ortho._text import printable, printable_lines
 
 _WIDE = 100  # columns of a terminal; more have room for all digits
+# Columns that a long name gets at least.
 _NAME_IN_WIDE, _NAME_IN_NARROW = (
     24,
     11,
-)  # columns that a long name gets at least
+)
 
 # A `SparsityReport` draws itself by this file, which therefore cannot import its class.
 Number = Callable[[int | None], str]

@@ -24,9 +24,8 @@ from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.models import prunable_weights
 from keras_sparse_ortho.orthogonal import GivenBlocks, live_count
 
-_LARGEST_COUNT = (
-    2**63 - 1
-)  # entries of an array; larger integers overflow as floats
+# Entries of an array; larger integers overflow as floats.
+_LARGEST_COUNT = 2**63 - 1
 
 
 class Budget(Mapping[str, float], Answering):

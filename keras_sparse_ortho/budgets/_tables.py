@@ -13,10 +13,11 @@ Column = str | float | None
 """The heading of a budget in a table of several."""
 
 _Line = tuple[str, list[str]]  # its place in the file, and its cells
+# First cells of the tables that STR's authors published.
 _RESNET50_HEADS = (
     "Layer",
     "Metric",
-)  # first cells of the tables that STR's authors published
+)
 
 
 def read_rows(

@@ -446,9 +446,8 @@ class _Shelf:
         self._folder = folder
         self._numbers = itertools.count()
         self._entries = 0
-        self._dense = type(
-            keras.ops.ones(1)
-        )  # sparse and ragged tensors have other types
+        # Sparse and ragged tensors have other types.
+        self._dense = type(keras.ops.ones(1))
 
     def entries(self, values: Values) -> int:
         """How many entries of a batch's values are in memory."""

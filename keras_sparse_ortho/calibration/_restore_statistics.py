@@ -322,9 +322,8 @@ class _MomentStop:
         if mask is not None:
             x = x[to_numpy(mask, copy=False).astype(bool)]
         x = x.reshape(-1, x.shape[-1])
-        if not self._count and len(
-            x
-        ):  # squares of numbers far from the mean lose their digits
+        # Squares of numbers far from the mean lose their digits.
+        if not self._count and len(x):
             self._start = x[0]
         x = x - self._start
         self._count += len(x)

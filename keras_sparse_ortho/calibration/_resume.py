@@ -112,9 +112,8 @@ class SavedKernels:
             check_archive(path)
             with np.load(path) as arrays:
                 yield arrays
-        except (
-            Exception
-        ) as error:  # any: NumPy's readers of a damaged file raise all kinds
+        # Any: NumPy's readers of a damaged file raise all kinds.
+        except Exception as error:
             raise ValueError(
                 f"`resume` goes on from files of an earlier run. Delete this one: {weight.path!r} "
                 f"is then solved again. Received: {str(path)!r}, {type(error).__name__}: {error}"

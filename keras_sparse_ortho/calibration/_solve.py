@@ -32,10 +32,11 @@ _FEW_ITERATIONS = 16  # where only errors are needed
 _OUTPUTS = 64  # that are refitted to choose the damping
 _CHECK_EVERY = 4
 _REFINEMENTS: tuple[type, ...] = (np.float32, np.float32, np.float64)
+# Of squared residuals in one refinement.
 _REDUCTION: dict[type, float] = {
     np.float32: 1e-7,
     np.float64: 0.0,
-}  # of squared residuals in one refinement
+}
 
 Array = np.ndarray
 
@@ -77,9 +78,8 @@ def obs(
         )
     problem = _Problem(kernel, moments, pattern)
     iterations = ITERATIONS if kernel.shape[1] > 256 else _MORE
-    if isinstance(
-        pattern, Blocks
-    ):  # their mask cannot follow few rows, its values can
+    # Their mask cannot follow few rows, its values can.
+    if isinstance(pattern, Blocks):
         start = problem.pruned(count, 0.0, iterations)
         extra = _extra(
             kernel,
@@ -389,9 +389,8 @@ def _of_tokens(
         counts: Array,
         extra: float,
     ) -> Array:
-        shift = (
-            DAMPING + extra
-        ) * counts.mean()  # for tokens that do not occur
+        # For tokens that do not occur.
+        shift = (DAMPING + extra) * counts.mean()
         scores = squares * (counts + shift)[..., None]
         return pattern.largest(scores, count)
 

@@ -145,9 +145,8 @@ class DensityRun(StepCallback):
                 try:
                     if self.is_due_at_end(step, executed):
                         self.on_step(step, executed)
-                except (
-                    NotPrunableError
-                ) as error:  # an error here would cost `fit` its History
+                # An error here would cost `fit` its History.
+                except NotPrunableError as error:
                     self._not_finite = error
                 self._at_epoch_end = self.state()
         after_fit(self._watched, self._check_density)

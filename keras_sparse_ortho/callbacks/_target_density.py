@@ -340,9 +340,8 @@ class Cut:
     masks: list[np.ndarray]
     offsets: list[float]
     unreachable: int  # entries that no offset kills, if these are more than may live; else 0
-    held: list[int] = dataclasses.field(
-        default_factory=list
-    )  # the weights at their floor
+    # The weights at their floor.
+    held: list[int] = dataclasses.field(default_factory=list)
 
 
 def floored_cut(

@@ -45,15 +45,13 @@ def read_keras(path: str, *, compiled: bool = False) -> Any:
         raise InputFileError(f"{rule}. Received: {path!r}")
     _check_unpacked_size(path)
     if compiled:
-        with contextlib.suppress(
-            Exception
-        ):  # a loss or metric of the user's own module
+        # A loss or metric of the user's own module.
+        with contextlib.suppress(Exception):
             return keras.saving.load_model(path)
     try:
         return keras.saving.load_model(path, compile=False)
-    except (
-        Exception
-    ) as error:  # a damaged archive or an unknown class: any kind
+    # A damaged archive or an unknown class: any kind.
+    except Exception as error:
         raise InputFileError(
             "Keras must be able to load the model; its custom classes must be registered and "
             f"importable. Received: {path!r}, {type(error).__name__}: {error}"

@@ -65,9 +65,8 @@ def run(options: argparse.Namespace) -> int:
             status = USAGE if isinstance(error, ValueError) else FAILED
             _print(console, _in_options(_text_of(error), options), "red")
             return status
-        except (
-            Exception
-        ) as error:  # any: a layer, or a backend, may raise its own kinds
+        # Any: a layer, or a backend, may raise its own kinds.
+        except Exception as error:
             _print(console, _text_of(error, type(error).__name__), "red")
             return FAILED
     return OK
@@ -115,9 +114,8 @@ def _report(options: argparse.Namespace, console: Any) -> None:
         model = read_keras(options.model)
     try:
         found = report(model, orthogonality=not options.no_orthogonality)
-    except (
-        ValueError
-    ) as error:  # there is no other argument that could be wrong
+    # There is no other argument that could be wrong.
+    except ValueError as error:
         raise InputFileError(
             "The model in the file must be one that the backend can call, with names of layers "
             "that it takes. "

@@ -50,9 +50,8 @@ def grouped_kernels(kernel: np.ndarray, blocks: ZeroBlocks) -> list[np.ndarray]:
         blocks: `ZeroBlocks`. Its blocks. Each count of live blocks is a convolution of its own.
     """
     grid = blocks.grid
-    size_of_block = grid.blocks_shape[
-        -len(grid.taps) - 2 :
-    ]  # (*taps, rows, cols)
+    # (*taps, rows, cols).
+    size_of_block = grid.blocks_shape[-len(grid.taps) - 2 :]
     values = grid.blocks(kernel, blocks.inputs_of).reshape(-1, *size_of_block)
     taps = (*grid.taps, 1, 1)[:2]
     kernels = []

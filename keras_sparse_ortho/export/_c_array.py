@@ -28,10 +28,11 @@ from keras_sparse_ortho.export._unread import drop_unread
 
 # Routes that LiteRT Micro can run: no sparse encodings, none that quantize in a call.
 _ROUTES = (None, "float32", "float32+blocks", "int8", "int8+blocks")
+# By the number of a tensor's type.
 _INTEGERS = {
     3: "uint8",
     9: "int8",
-}  # by the number of a tensor's type
+}
 
 
 @other_keywords

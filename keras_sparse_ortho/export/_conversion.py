@@ -23,11 +23,12 @@ from keras_sparse_ortho.export._tracing import write_traced
 Job: TypeAlias = dict[str, Any]
 """Arguments of a task of the worker, by name."""
 
+# Workers have these.
 _WITHOUT_CUSTOM_OBJECTS = (
     "__main__",
     "keras",
     "keras_sparse_ortho",
-)  # workers have these
+)
 _TITLES = {"tensorflow": "TensorFlow", "jax": "JAX"}
 
 
@@ -36,9 +37,8 @@ def convert(
 ) -> dict[Route, Path | ExportConversionError]:
     """An unverified file, or an error, for each route."""
     files: dict[Route, Path | ExportConversionError] = {}
-    with (
-        tempfile.TemporaryDirectory() as folder
-    ):  # TensorFlow takes other names for patterns
+    # TensorFlow takes other names for patterns.
+    with tempfile.TemporaryDirectory() as folder:
         converter = _Converter(task, workspace, Path(folder))
         for route in routes:
             with workspace.timed(route, "converted"):
@@ -147,9 +147,8 @@ def _trace(task: Task, folder: Path, form: Job) -> None:
             **arguments,
         }
         shared_worker().run("trace", task.timeout, **job)
-    except (
-        Exception
-    ) as error:  # any: a custom class may do anything in get_config
+    # Any: a custom class may do anything in get_config.
+    except Exception as error:
         title = _TITLES[backend]
         raise ExportConversionError(
             f"Model {task.model.name!r} could not be rebuilt on the {title} backend in a new "
@@ -188,9 +187,8 @@ def _modules_of_custom_objects() -> list[str]:
     for name in sorted(names):
         if name.partition(".")[0] in _WITHOUT_CUSTOM_OBJECTS:
             continue
-        with contextlib.suppress(
-            ImportError, ValueError
-        ):  # an empty name, for example
+        # An empty name, for example.
+        with contextlib.suppress(ImportError, ValueError):
             if importlib.util.find_spec(name):
                 modules.append(name)
     return modules

@@ -109,9 +109,8 @@ def error_source(
 ) -> tuple[GraphOperation | None, str]:
     """The first layer of a graph with a larger error behind it; converts it with all as outputs."""
     if computes_its_graph(task.model):
-        with contextlib.suppress(
-            Exception
-        ):  # the failure that is being explained counts
+        # The failure that is being explained counts.
+        with contextlib.suppress(Exception):
             layer, error = _first_wrong_layer(task, route, least, folder)
             kind = type(innermost(layer)).__name__
             category = (

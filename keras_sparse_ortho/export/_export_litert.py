@@ -282,9 +282,8 @@ def _check_arguments(
     """
     are_static = all(route.needs_data for route in routes)
     allowed = ENDS if are_static else ENDS[:1]
-    if not all(
-        isinstance(end, str) and end in allowed for end in ends
-    ):  # tf.int8 equals "int8"
+    # Tf.int8 equals "int8".
+    if not all(isinstance(end, str) and end in allowed for end in ends):
         raise ValueError(
             f"`inference_input_type` and `inference_output_type` must be of {ENDS}, and 'float32' "
             "but with a mode of static integers, such as 'int8'."

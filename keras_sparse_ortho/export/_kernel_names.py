@@ -72,9 +72,8 @@ def _constants(model: ModelT) -> list[_Constant]:
             continue
         values = weight.values()
         by_first_axis = values.reshape(len(values), -1)
-        by_last_axis = values.reshape(
-            -1, values.shape[-1]
-        ).T  # of depthwise kernels, embeddings
+        # Of depthwise kernels, embeddings.
+        by_last_axis = values.reshape(-1, values.shape[-1]).T
         matrices = [
             _sampled(by_first_axis),
             _sampled(by_last_axis),

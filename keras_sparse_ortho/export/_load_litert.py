@@ -45,10 +45,11 @@ from keras_sparse_ortho.export._worker import (
 )
 
 _PIECE = 1 << 24  # bytes that are read at once
+# The first bytes of a file, and the second half of them.
 _HEAD, _IDENTIFIER = (
     8,
     b"TFL3",
-)  # the first bytes of a file, and the second half of them
+)
 _LARGEST = 2**31  # a flatbuffer's offsets have 31 bits
 _CALLS = 5  # of one file before the next one's turn
 _LEAST_ROUNDS, _ROUNDS = 3, 200

@@ -13,11 +13,12 @@ from keras_sparse_ortho.export._flatbuffer import (
 )
 from keras_sparse_ortho.export._integer_kernels import magnitudes
 
+# Entries of a constant.
 _LEAST_SIZE = {
     "float16": 128,
     "dynamic": 1024,
     "static": 256,
-}  # entries of a constant
+}
 
 
 def narrowed(content: bytes, kind: str) -> bytes:
@@ -76,9 +77,8 @@ def _in_float16(values: np.ndarray) -> tuple[TensorT, np.ndarray]:
     """A tensor of float16, and its entries."""
     tensor = schema.TensorT()
     tensor.type = schema.TensorType.FLOAT16
-    with np.errstate(
-        over="ignore"
-    ):  # the comparison with Keras refuses infinities
+    # The comparison with Keras refuses infinities.
+    with np.errstate(over="ignore"):
         return tensor, values.astype("<f2")
 
 

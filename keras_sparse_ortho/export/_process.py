@@ -81,9 +81,8 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
         self._has_answered = False
         try:
             timer.start()
-            with contextlib.suppress(
-                BrokenPipeError
-            ):  # the process has died; see below
+            # The process has died; see below.
+            with contextlib.suppress(BrokenPipeError):
                 _write(process, f"{text}\n".encode())
             answer = self._answer_to(number)
         finally:
@@ -209,9 +208,8 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_leave_all_to_parent)
 
 _shared = Worker()
-atexit.register(
-    _shared._end
-)  # a thread that waits for an answer may hold the lock
+# A thread that waits for an answer may hold the lock.
+atexit.register(_shared._end)
 
 
 def shared_worker() -> Worker:
@@ -263,9 +261,8 @@ def converter_backend() -> str:
 def _environment() -> dict[str, str]:
     """The environment of a worker: on CPU, with the backend of the converter and our `sys.path`."""
     here = []
-    with contextlib.suppress(
-        FileNotFoundError
-    ):  # the current folder was removed
+    # The current folder was removed.
+    with contextlib.suppress(FileNotFoundError):
         # Last: its modules hide no package.
         here = [os.getcwd()] if "" in sys.path else []
     return dict(

@@ -80,9 +80,8 @@ def calibrated(content: bytes, batches: Batches) -> dict[str, Range]:
         runner(**batch)
         for index in range(len(graph.tensors)):
             for name in _float_activations(model, graph, [index]):
-                with contextlib.suppress(
-                    ValueError
-                ):  # nothing has written to it
+                # Nothing has written to it.
+                with contextlib.suppress(ValueError):
                     value = interpreter.get_tensor(index)
                     low, high = ranges.get(name, (0.0, 0.0))
                     ranges[name] = (

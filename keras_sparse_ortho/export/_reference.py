@@ -110,9 +110,8 @@ def kernels_of(model: keras.Model) -> dict[str, np.ndarray]:
     """Values of kernels by name, and of other weights with zeros, none of which may be lost."""
     kernels = {}
     for variable in model.weights:
-        if (
-            len(variable.shape) < 2 or "bias" in variable.name
-        ):  # which the converter may fold
+        # Which the converter may fold.
+        if len(variable.shape) < 2 or "bias" in variable.name:
             continue
         value = np.asarray(to_numpy(variable.value))
         is_kernel = "kernel" in variable.name or "embedding" in variable.name

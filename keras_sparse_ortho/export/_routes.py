@@ -324,8 +324,7 @@ def installed_versions() -> dict[str, str]:
     ):
         try:
             versions[name] = metadata.version(name)
-        except (
-            metadata.PackageNotFoundError
-        ):  # e.g. tensorflow-cpu, a build of another name
+        # E.g. tensorflow-cpu, a build of another name.
+        except metadata.PackageNotFoundError:
             versions[name] = "unknown"
     return versions

@@ -142,9 +142,8 @@ def task_of(
         of_blocks: bool. Whether some route has live blocks.
         ends: Types of inputs and outputs of the file.
     """
-    if (
-        tolerance is not None and not tolerance >= 0
-    ):  # `not` refuses NaN as well
+    # `not` refuses NaN as well.
+    if tolerance is not None and not tolerance >= 0:
         raise ValueError(
             f"`tolerance` must be 0 or more. Received: tolerance={tolerance!r}"
         )

@@ -80,9 +80,8 @@ class _Trace:
         ranges = [
             (mark.low, mark.high) for mark in self._marks if mark.tensor is x
         ]
-        if (
-            ranges and (low, high) not in ranges
-        ):  # from one range to another, in floats
+        # From one range to another, in floats.
+        if ranges and (low, high) not in ranges:
             for start, end in (*ranges, (low, high)):
                 x = _rounded(x, start, end)
         if len(self._marks) in self._apart:

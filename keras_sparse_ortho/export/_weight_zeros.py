@@ -26,10 +26,11 @@ _DTYPES = {
     "INT4": "i1",
     "INT2": "i1",
 }
+# Of an entry, where a byte holds several.
 _BITS = {
     "INT4": 4,
     "INT2": 2,
-}  # of an entry, where a byte holds several
+}
 _ELEMENTWISE = ("ADD", "SUB", "MUL", "DIV")
 
 

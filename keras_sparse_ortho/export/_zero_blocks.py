@@ -68,9 +68,8 @@ def zero_blocks(kernel: np.ndarray) -> ZeroBlocks | str:
     )
     is_live = to_blocks(live, grid.rows, grid.cols).any(axis=(1, 3))
     counts = _raised(np.maximum(is_live.sum(axis=0), 1))
-    order = np.argsort(
-        ~is_live, axis=0, kind="stable"
-    )  # live blocks come first
+    # Live blocks come first.
+    order = np.argsort(~is_live, axis=0, kind="stable")
     rank = np.argsort(order, axis=0)
     is_stored = rank < counts
     if (counts == counts[0]).all():
@@ -97,9 +96,8 @@ def _cuts(
     inputs, outputs = live.shape
     cuts = []
     for rows in _widths(inputs):
-        live_columns = np.any(
-            to_blocks(live, rows, 1)[..., 0], axis=1
-        )  # (I, outputs)
+        # (I, outputs).
+        live_columns = np.any(to_blocks(live, rows, 1)[..., 0], axis=1)
         for cols in _widths(outputs):
             is_live = to_blocks(live_columns, 1, cols).any(axis=(1, 3))
             counts = np.maximum(is_live.sum(axis=0), 1)

@@ -101,9 +101,8 @@ class RandomSparse(SparseInitializer):
                 scores, layout, live_count(density, scores.size)
             )
         initializer = _with_fans_of(layout, mask.ndim, self.initializer)
-        drawn_dtype = (
-            "float64" if target == np.float64 else "float32"
-        )  # rounded later
+        # Rounded later.
+        drawn_dtype = "float64" if target == np.float64 else "float32"
         kernel = to_numpy(initializer(shape, dtype=drawn_dtype)) * mask
         if self.rescale:
             kernel = kernel * _fan_scale(mask, layout)
@@ -343,9 +342,8 @@ class ApproximateIsometry(SparseInitializer):
         batch, parts, *rows, columns = layout.canonical_shape(shape)
         rng = np.random.default_rng(self._draw_seed)
         mask = _random_mask(shape, self.density, rng)
-        vectors = (
-            batch * parts * min(math.prod(rows), columns)
-        )  # their norms start at about `gain`
+        # Their norms start at about `gain`.
+        vectors = batch * parts * min(math.prod(rows), columns)
         scale = self.gain * np.sqrt(vectors / mask.sum())
         start = rng.normal(size=mask.shape, scale=scale)
         kernel = approximate_isometry(
@@ -396,9 +394,8 @@ def _with_fans_of(
     if not isinstance(dense, keras.initializers.VarianceScaling):
         return dense
     config = dense.get_config()
-    if (
-        config.get("input_axes", ()) is not None
-    ):  # set by the user, or an older version
+    # Set by the user, or an older version.
+    if config.get("input_axes", ()) is not None:
         return dense
     config["seed"] = dense.seed
     config["input_axes"] = list(layout.inputs)

@@ -37,11 +37,12 @@ from keras_sparse_ortho.orthogonal import (
     regular_blocks,
 )
 
+# Here, as `orthogonal` does not import Keras.
 for _structure in (
     Block,
     GivenBlocks,
     NByM,
-):  # here, as `orthogonal` does not import Keras
+):
     keras.saving.register_keras_serializable(package="keras_sparse_ortho")(
         _structure
     )
@@ -192,9 +193,8 @@ class ExactOrthogonal(SparseInitializer):
             self.structure.check(canonical_shape)
             least = self.structure.least(canonical_shape)
             covering = self.structure.covering(canonical_shape)
-        if (
-            self.start == "published" or inputs >= outputs
-        ):  # a tall kernel has no zero output
+        # A tall kernel has no zero output.
+        if self.start == "published" or inputs >= outputs:
             return least, least
         return least, max(least, covering)
 

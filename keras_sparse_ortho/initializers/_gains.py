@@ -13,9 +13,8 @@ from keras_sparse_ortho._backend import float64_operations, value_and_gradients
 from keras_sparse_ortho._checks import check_number, other_keywords
 from keras_sparse_ortho._values import to_numpy
 
-_VARIANCES = np.geomspace(
-    1e-6, 1e3, 73
-)  # of pre-activations, between which a fixed point lies
+# Of pre-activations, between which a fixed point lies.
+_VARIANCES = np.geomspace(1e-6, 1e3, 73)
 _TINY_VARIANCE = _VARIANCES[0] * 1e-6  # stands for 0
 _TINY_EXCESS = 1e-6  # of the fixed point 0
 _HOMOGENEOUS = (
@@ -185,9 +184,8 @@ def _mean(
 def _with_slope(activation: Activation) -> np.ndarray:
     """An elementwise function and its derivative in float64 at the nodes, stacked."""
     function: Callable[[Any], Any] = keras.activations.get(activation)
-    if isinstance(
-        function, keras.layers.Layer
-    ):  # a float32 layer would round its input
+    # A float32 layer would round its input.
+    if isinstance(function, keras.layers.Layer):
         config = {**function.get_config(), "dtype": "float64"}
         function = type(function).from_config(config)
     with float64_operations():

@@ -20,9 +20,8 @@ from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.orthogonal import KernelLayout, RegularBlocks
 
 Layout = KernelLayout | None
-Sampled = tuple[
-    np.ndarray, np.ndarray
-]  # a kernel, and the bool mask of its live entries
+# A kernel, and the bool mask of its live entries.
+Sampled = tuple[np.ndarray, np.ndarray]
 LayoutLike = KernelLayout | Callable[[tuple[int, ...]], KernelLayout] | None
 """A layout, or a callable that finds one for a shape."""
 
@@ -252,9 +251,8 @@ class BlockDraw:
 class PackedDraw:
     """A mask packed in bits, with values; without an initializer these are trained ones."""
 
-    bits: (
-        np.ndarray
-    )  # the mask, eight entries a byte, in the order of flat indices
+    # The mask, eight entries a byte, in the order of flat indices.
+    bits: np.ndarray
     values: Any  # the kernel, possibly as a tensor; or the values of the live entries alone
     shape: tuple[int, ...]
     live: int

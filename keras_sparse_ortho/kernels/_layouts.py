@@ -42,9 +42,8 @@ def kernel_layouts(layer: keras.layers.Layer) -> Layouts:
     """
     if _is_preprocessing(layer):
         return {}
-    if isinstance(
-        layer, keras.layers.TFSMLayer
-    ):  # it computes with TensorFlow's variables, not with these
+    # It computes with TensorFlow's variables, not with these.
+    if isinstance(layer, keras.layers.TFSMLayer):
         return {}
     layouts: Layouts = {}
     for variable in created_trainable(layer):
@@ -199,20 +198,16 @@ def _lstm_cells(layer: keras.layers.Layer) -> Layouts:
 
 # keras-hub's layers are known by name: nothing of it is imported.
 _TABLE = KernelLayout.dense()  # (entries, features), as of an Embedding
-_ONE_TABLE = KernelLayout(
-    inputs=(1,), outputs=(2,), batch=(0,)
-)  # (1, entries, features)
-_MAP = KernelLayout(
-    inputs=(1, 2), outputs=(3,), batch=(0,)
-)  # (1, height, width, features)
+# (1, entries, features).
+_ONE_TABLE = KernelLayout(inputs=(1,), outputs=(2,), batch=(0,))
+# (1, height, width, features).
+_MAP = KernelLayout(inputs=(1, 2), outputs=(3,), batch=(0,))
 _HEADS = KernelLayout(inputs=(0,), outputs=(1, 2))  # (in, heads, features)
 _CHANNELS = KernelLayout(inputs=(), outputs=(), batch=(0,))  # (channels, taps)
-_EXPERTS = KernelLayout(
-    inputs=(1,), outputs=(2,), batch=(0,)
-)  # (experts, in, out)
-_TWO_EACH = KernelLayout(
-    inputs=(1,), outputs=(2,), batch=(0,), gates=2
-)  # side by side
+# (experts, in, out).
+_EXPERTS = KernelLayout(inputs=(1,), outputs=(2,), batch=(0,))
+# Side by side.
+_TWO_EACH = KernelLayout(inputs=(1,), outputs=(2,), batch=(0,), gates=2)
 
 # By class: matrices that are not called `kernel`, `*_kernel` or `embeddings`, or have other axes.
 _OF_EXPERTS: dict[str, dict[str, KernelLayout]] = {

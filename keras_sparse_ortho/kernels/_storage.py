@@ -307,6 +307,5 @@ def derived_seed(seed: int, path: str) -> int:
     digest = hashlib.blake2b(
         f"{seed}/{path}".encode(errors="surrogatepass"), digest_size=4
     ).digest()
-    return (
-        int.from_bytes(digest, "little") >> 1
-    )  # 31 bits: some backends take no more
+    # 31 bits: some backends take no more.
+    return int.from_bytes(digest, "little") >> 1

@@ -36,9 +36,8 @@ from keras_sparse_ortho.layers._row_products import gather_rows
 
 ops = keras.ops
 
-_CHUNK_BYTES = (
-    3 * 2**19
-)  # gathered inputs that fit a core's cache beside weights and results
+# Gathered inputs that fit a core's cache beside weights and results.
+_CHUNK_BYTES = 3 * 2**19
 _USUAL_COLUMNS = 128  # where their number is not known when the call is traced
 
 GroupProduct = Callable[[Tensor, Tensor], Tensor]
@@ -175,9 +174,8 @@ class _FeaturesFirst:
 
     def _read_once(self, value: Tensor, places: Tensor) -> Tensor:
         """Keeps XLA from computing a value again in each gather."""
-        value = made_once(
-            value
-        )  # enough for loops over chunks; into other gathers XLA fuses it
+        # Enough for loops over chunks; into other gathers XLA fuses it.
+        value = made_once(value)
         return value if self._grid.counts is None else written(value, places)
 
 
@@ -191,9 +189,8 @@ def _gather_lines(x: Tensor, places: Tensor) -> Tensor:
 def _chunk_count(x: Tensor, places: Tensor) -> int:
     """The chunks of lines whose gathered inputs fit the cache."""
     rows, columns = x.shape[1:3]
-    if not (
-        isinstance(columns, int) and columns
-    ):  # None, or a symbol of jax.export
+    # None, or a symbol of jax.export.
+    if not (isinstance(columns, int) and columns):
         columns = _USUAL_COLUMNS
     is_half = keras.backend.standardize_dtype(x.dtype).endswith("float16")
     line_count, fan = places.shape
@@ -236,9 +233,8 @@ def _by_groups(
             group_places = ops.where(
                 is_lost, ops.zeros_like(group_places), group_places
             )
-            if (
-                len(other.shape) == 2
-            ):  # places, by which the product gathers, too
+            # Places, by which the product gathers, too.
+            if len(other.shape) == 2:
                 other = ops.where(is_lost, ops.zeros_like(other), other)
         parts.append(product(group_places, other))
     return parts

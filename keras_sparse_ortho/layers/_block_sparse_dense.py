@@ -307,9 +307,8 @@ class BlockSparseConv(BlockSparseLayer):
                 strict=True,
             )
         ]
-        outputs.append(
-            ops.zeros_like(outputs[0])
-        )  # of lines without live blocks
+        # Of lines without live blocks.
+        outputs.append(ops.zeros_like(outputs[0]))
         outputs = [outputs[place] for place in grid.of_outputs.place]
         result = (
             outputs[0]

@@ -165,9 +165,8 @@ class BlockSparseLayer(OnBlocks, SparseLayer, keras.layers.Layer):
         if self._checks_features:
             self._check_features(input_shape)
         plain = self._plain()
-        with (
-            DeferredVariables().creating()
-        ):  # it knows the shapes, and gets no values
+        # It knows the shapes, and gets no values.
+        with DeferredVariables().creating():
             plain.build(input_shape)
         self.layout = self._layout_of(plain)
         self.kernel_shape = tuple(plain.kernel.shape)

@@ -44,10 +44,11 @@ class _Blocks(NamedTuple):
 
 
 _DENSE = _Blocks(None, 32, None)
+# Of arguments, by kernel.
 _PREFIXES = {
     "": "kernel",
     "recurrent_": "recurrent_kernel",
-}  # of arguments, by kernel
+}
 
 
 class BlockSparseGates(BlockSparseLayer):
@@ -152,9 +153,8 @@ class GatesOnBlocks(WholeLayer, _Cell):
             return products
         if len(self.bias.shape) == 1:
             return products + self.bias
-        return (
-            products + self.bias[0]
-        )  # a GRU has a bias for each of its products
+        # A GRU has a bias for each of its products.
+        return products + self.bias[0]
 
     def _drop(self, inputs: Tensor) -> Tensor:
         """Dropout by the same mask in all steps."""
@@ -453,9 +453,8 @@ def why_no_gates(cell: keras.layers.Layer) -> str | None:
 
 
 def _assign_copy(variable: keras.Variable, source: keras.Variable) -> None:
-    assign(
-        variable, ops.copy(source.value)
-    )  # on JAX `fit` frees the arrays of its model
+    # On JAX `fit` frees the arrays of its model.
+    assign(variable, ops.copy(source.value))
     variable.trainable = source.trainable
 
 

@@ -204,9 +204,8 @@ class PrunableLayer(SparseLayer, LayerWrapper, WrapperBuiltByCalls):
             )
         is_named = isinstance(parametrization, Mapping)
         refuse_unwrappable(layer, around_others=is_named)
-        kwargs.setdefault(
-            "dtype", variable_dtype(layer)
-        )  # the inner layer casts by itself
+        # The inner layer casts by itself.
+        kwargs.setdefault("dtype", variable_dtype(layer))
         kwargs.setdefault("trainable", layer.trainable)
         super().__init__(layer, name=name or layer.name, **kwargs)
         if parametrization is None:
@@ -397,9 +396,8 @@ class PrunableLayer(SparseLayer, LayerWrapper, WrapperBuiltByCalls):
 
     def __getattr__(self, name: str) -> Any:
         """Attributes of the layer inside: `units`, `kernel` (its effective value), methods."""
-        inherited = getattr(
-            super(), "__getattr__", None
-        )  # where torch has submodules
+        # Where torch has submodules.
+        inherited = getattr(super(), "__getattr__", None)
         if inherited is not None:
             with contextlib.suppress(AttributeError):
                 return inherited(name)

@@ -63,9 +63,8 @@ def refuse_unwrappable(
 def refuse_dense_updates(layer: keras.layers.Layer) -> Callable[[], None]:
     """Lets a layer with a parametrized weight refuse `quantize` and `enable_lora`; undoes it."""
     names = ("quantize", "enable_lora")
-    kept = {
-        name: vars(layer)[name] for name in names if name in vars(layer)
-    }  # Keras wraps them
+    # Keras wraps them.
+    kept = {name: vars(layer)[name] for name in names if name in vars(layer)}
 
     def refusing(name: str) -> Callable[..., None]:
         def refused(*args: Any, **kwargs: Any) -> None:

@@ -193,9 +193,8 @@ def kernel_positions(
     if is_table(layer):
         return 0  # it is looked up, or added
     if are_experts(layer):
-        return int(
-            inputs.shape[0]
-        )  # experts get all tokens of a batch, (tokens, features)
+        # Experts get all tokens of a batch, (tokens, features).
+        return int(inputs.shape[0])
     return None
 
 

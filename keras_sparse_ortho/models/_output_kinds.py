@@ -44,15 +44,17 @@ _LOSSES = {
         "kl_divergence",
     ),
 }
+# Their outputs are no probabilities.
 _HINGES = (
     "categorical_hinge",
     "hinge",
     "squared_hinge",
-)  # their outputs are no probabilities
+)
+# Of a loss that takes probabilities.
 _ENDS = {
     "classes": "softmax",
     "bits": "sigmoid",
-}  # of a loss that takes probabilities
+}
 # Layers whose `activation` is the last thing that they compute.
 _ACTIVATED = (
     L.Activation,
@@ -127,9 +129,8 @@ def output_kinds(model: keras.Model, count: int) -> list[OutputKind]:
 
 def _kind(end: str | None, loss: Any) -> OutputKind:
     """The kind of an output with this end and this loss, either of which may be unknown."""
-    function = getattr(
-        loss, "fn", loss
-    )  # an instance of Keras' losses wraps a function
+    # An instance of Keras' losses wraps a function.
+    function = getattr(loss, "fn", loss)
     name = getattr(function, "__name__", None)
     answers = next(
         (kind for kind, names in _LOSSES.items() if name in names), None

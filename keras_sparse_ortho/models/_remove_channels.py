@@ -289,9 +289,8 @@ def _freeze_like(before: Any, after: Any) -> None:
     """Freezes the variables of a layer that have the names of frozen ones of another."""
 
     def name(variable: Any) -> tuple[str, ...]:
-        return tuple(
-            variable.path.split("/")[-2:]
-        )  # "query/kernel" in an attention
+        # "query/kernel" in an attention.
+        return tuple(variable.path.split("/")[-2:])
 
     frozen = {
         name(variable) for variable in before.weights if not variable.trainable

@@ -117,9 +117,8 @@ class Probe:
         try:
             outputs = _outputs(model, self._sample, values)
             repeated_outputs = _outputs(model, self._sample, values)
-        except (
-            Exception
-        ):  # of someone else's code, on inputs that it has not chosen
+        # Of someone else's code, on inputs that it has not chosen.
+        except Exception:
             return
         # Layers that draw random numbers in calls never give the same twice.
         is_repeatable = all(map(np.array_equal, outputs, repeated_outputs))

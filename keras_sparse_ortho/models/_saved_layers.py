@@ -137,16 +137,16 @@ class SavedWithLayers:
             and config.get("build_config")
         ):
             layer.build_from_config(config["build_config"])  # without an Input
-        if is_graph_of_class(
-            layer
-        ):  # other layers are there once it is built, or called
+        # Other layers are there once it is built, or called.
+        if is_graph_of_class(layer):
             return _with_layers(layer, config, custom_objects)
         if config["layers"]:
             layer.__class__ = _derived_class(class_of(layer))
+            # Not for Keras to track.
             vars(layer)["_layers_to_come"] = (
                 config,
                 custom_objects,
-            )  # not for Keras to track
+            )
         return layer
 
     def get_build_config(self) -> dict[str, Any] | None:

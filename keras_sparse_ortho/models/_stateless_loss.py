@@ -49,9 +49,8 @@ def check_labels(model: keras.Model, y: Nested) -> None:
     has_loss = any(loss is not None for loss in losses)
     has_labels = any(label is not None for label in keras.tree.flatten(y))
     overrides_loss = type(model).compute_loss is not keras.Model.compute_loss
-    if (
-        has_loss and not has_labels and not overrides_loss
-    ):  # one of its own may need none
+    # One of its own may need none.
+    if has_loss and not has_labels and not overrides_loss:
         raise ValueError(
             "The loss that the model was compiled with compares outputs with labels: give `data` "
             "as `(x, y)`, batches of a data set as well, or an `objective` that needs no labels. "
@@ -188,9 +187,8 @@ class StatelessLoss:
                 self._scoped_loss(tensors, constants, None, batch)
             self._waits = False
             state = None
-            if (
-                keras.backend.backend() == "jax"
-            ):  # which would trace these as constants
+            # Which would trace these as constants.
+            if keras.backend.backend() == "jax":
                 state = [variable.value for variable in self._state_variables]
             return step(tensors, constants, state, batch, _tensors(extra))
 

@@ -27,9 +27,8 @@ def plan_strip(model: keras.Model) -> Plan:
     """Plans `strip`."""
     check_built(model)
     storages = _finished_storages(model)
-    if not all(
-        storage.movable for storage in storages
-    ):  # fixed masks have their density
+    # Fixed masks have their density.
+    if not all(storage.movable for storage in storages):
         warn_unless_at_density(model)
     thin_variables = _variables_of_thin_layers(model)
     weights = [

@@ -41,9 +41,8 @@ def verb(plan: PlanFunction[P]) -> Callable[[ModelFunction[P]], Verb[P]]:
     """
 
     def decorate(function: ModelFunction[P]) -> Verb[P]:
-        plan.__name__ = (
-            function.__name__
-        )  # errors about keywords name the public function
+        # Errors about keywords name the public function.
+        plan.__name__ = function.__name__
         checked_plan = other_keywords(plan)
 
         @functools.wraps(function)

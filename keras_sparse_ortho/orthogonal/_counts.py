@@ -46,9 +46,8 @@ def apportion(
     shares = [total * weight / scale for weight in weights]
     counts = list(map(math.floor, shares))
     overshoots = list(map(operator.sub, counts, shares))
-    by_remainder = sorted(
-        range(len(counts)), key=overshoots.__getitem__
-    )  # stable for ties
+    # Stable for ties.
+    by_remainder = sorted(range(len(counts)), key=overshoots.__getitem__)
     missing = total - sum(counts)
     for k in by_remainder[:missing]:
         counts[k] += 1

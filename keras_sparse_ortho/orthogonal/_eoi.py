@@ -186,9 +186,8 @@ def random_orthogonal(
         seats = np.concatenate([[0], circle])
         rows = seats[:half]
         opposite = seats[: half - 1 : -1]
-        paired = (
-            np.maximum(rows, opposite) < size
-        )  # with an odd size one row sits out each round
+        # With an odd size one row sits out each round.
+        paired = np.maximum(rows, opposite) < size
         rows = rows[paired]
         opposite = opposite[paired]
         cos, sin = cos_sin((count, len(rows), 1), rng)

@@ -38,9 +38,8 @@ _WIDE_START_ROUNDS = (
     4  # rotations of every column, after which no two are parallel
 )
 _LARGEST_DENSE = 64  # larger blocks begin as smaller ones: rotating all row pairs takes cubic time
-_ENTRIES_AT_ONCE = (
-    1 << 17
-)  # that are rotated at once, which bounds temporary memory
+# That are rotated at once, which bounds temporary memory.
+_ENTRIES_AT_ONCE = 1 << 17
 # Their products are at most a seventh below any number; larger cells would leave disconnected
 # parts.
 _CELL_SIZES = (5, 3, 2)
@@ -133,9 +132,8 @@ class RegularBlocks:
 class _MixingPlan:
     """The lines and groups of a start, the levels that mix it, and the pattern of the result."""
 
-    lines: (
-        np.ndarray
-    )  # line numbers `(d, lines / d)` of each dense matrix of the start
+    # Line numbers `(d, lines / d)` of each dense matrix of the start.
+    lines: np.ndarray
     groups: np.ndarray  # its group numbers `(d, groups / d)`, ascending
     levels: list[Cells]
     live: np.ndarray  # bool `(lines, groups)`, the regular pattern

@@ -282,9 +282,8 @@ def _augment(
     Returns:
         Whether there was such a path.
     """
-    group_to_hand_over: dict[int, int] = {
-        start: -1
-    }  # by the lines of the search
+    # By the lines of the search.
+    group_to_hand_over: dict[int, int] = {start: -1}
     line_before_group: dict[int, int] = {}
     reached = np.zeros(len(needs), dtype=bool)
     queue = [start]
@@ -345,9 +344,8 @@ def matched_by_score(
     worth = np.where(candidates, scores, hopeless)
     worth = worth - _prices(worth, input_fans, output_fans)
     entries = np.flatnonzero(candidates)
-    entries = entries[
-        shuffled(len(entries), rng)
-    ]  # the order would decide between equals
+    # The order would decide between equals.
+    entries = entries[shuffled(len(entries), rng)]
     worth = worth.ravel()[entries]
     entries = entries[np.argsort(-worth, kind="stable")]
     missing = input_fans.tolist()

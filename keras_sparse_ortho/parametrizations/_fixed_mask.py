@@ -103,9 +103,8 @@ class FixedMask(Masked):
         self.density = None if density is None else check_density(density)
         self.initializer = initializer
         self._given = None if mask is None else self._checked(mask)
-        self._was_given = (
-            mask is not None
-        )  # not drawn by the layer's own initializer
+        # Not drawn by the layer's own initializer.
+        self._was_given = mask is not None
 
     def _checked(self, mask: Any) -> np.ndarray:
         mask = np.asarray(mask)
@@ -441,9 +440,8 @@ class CompactMask(FixedMask):
             indices = np.flatnonzero(self.resolve(self.weight).mask)
             values = np.zeros(indices.size, dtype=np.float32)
         else:
-            kernel = to_numpy(
-                self._source()
-            )  # first, as an initializer then knows the mask
+            # First, as an initializer then knows the mask.
+            kernel = to_numpy(self._source())
             self._source = functools.partial(
                 keras.ops.convert_to_tensor, kernel
             )

@@ -190,9 +190,8 @@ class LearntThreshold(Parametrization):
         self._target = add_weight(
             name="s_target", shape=(2,), initializer="zeros", trainable=False
         )
-        if (
-            self.weight_decay and self.s.regularizer is None
-        ):  # a shared one decays once
+        # A shared one decays once.
+        if self.weight_decay and self.s.regularizer is None:
             add_weight_decay(self.s, self.weight_decay)
 
     def _build_mask(
@@ -286,9 +285,8 @@ class LearntThreshold(Parametrization):
         tiny = float(np.finfo(np.float32).tiny)
         if dtype == "float16":
             tiny = float(np.finfo(np.float16).tiny)
-        smallest = ops.sign(raw) * ops.cast(
-            tiny, dtype
-        )  # for entries that are rounded to 0
+        # For entries that are rounded to 0.
+        smallest = ops.sign(raw) * ops.cast(tiny, dtype)
         live_values = ops.where(effective == 0, smallest, effective)
         values = ops.where(live, live_values, ops.zeros((), dtype=dtype))
         assign(self.steered, values)

@@ -62,9 +62,8 @@ def plan_parametrize(
             path: parametrization.for_density(share)
             for path, share in plan.items()
         }
-    if (
-        parametrization.movable
-    ):  # a fixed mask, found for the weights as they are
+    # A fixed mask, found for the weights as they are.
+    if parametrization.movable:
         draws = {w.path: table[w.path].resolve(w) for w in weights}  # type: ignore[attr-defined]
         return plan_of_draws(model, weights, draws, parametrization.form_name)
     targets = {

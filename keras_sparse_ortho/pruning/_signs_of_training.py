@@ -11,9 +11,8 @@ from keras_sparse_ortho.initializers import (
 )
 from keras_sparse_ortho.kernels import PrunableWeight
 
-_LARGEST_REDRAWN = (
-    2**18
-)  # of a kernel that is drawn again; training changes small ones as well
+# Of a kernel that is drawn again; training changes small ones as well.
+_LARGEST_REDRAWN = 2**18
 
 
 def signs_of_training(

@@ -169,9 +169,8 @@ class QuantizeWrapper(LayerWrapper, WrapperBuiltByCalls):
 
     def __getattr__(self, name: str) -> Any:
         """Attributes of the layer inside."""
-        inherited = getattr(
-            super(), "__getattr__", None
-        )  # where torch has submodules
+        # Where torch has submodules.
+        inherited = getattr(super(), "__getattr__", None)
         if inherited is not None:
             with contextlib.suppress(AttributeError):
                 return inherited(name)

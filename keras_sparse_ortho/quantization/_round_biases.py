@@ -101,9 +101,8 @@ def _rounded_variables(
 ) -> Iterator[tuple[keras.Variable, np.ndarray]]:
     """The biases of a model, and those of normalizations, with the values that a file can hold."""
     has_trained_ranges(model)  # raises where one is not set
-    scales: dict[
-        int, np.ndarray
-    ] = {}  # of kernels, by `id` of the layer that has it
+    # Of kernels, by `id` of the layer that has it.
+    scales: dict[int, np.ndarray] = {}
     for weight in prunable_weights(model):
         # The bias is added by the second half of a separable convolution.
         if is_separable(weight.owner) and weight.path.endswith(
@@ -119,9 +118,8 @@ def _rounded_variables(
     for call in _layer_calls(model, {}):
         if id(call.layer) not in scales:
             continue
-        scale = scales.pop(
-            id(call.layer)
-        )  # once, where a layer is called several times
+        # Once, where a layer is called several times.
+        scale = scales.pop(id(call.layer))
         if call.step is not None:
             yield from _rounded_bias(call.layer, call.step * scale, call.behind)
 
@@ -152,9 +150,8 @@ def _layer_calls(
         output_step = None
         if passes_on(call):
             output_step = step
-        if isinstance(
-            inner, L.Layer
-        ):  # an operation, such as `a + b`, has no bias
+        # An operation, such as `a + b`, has no bias.
+        if isinstance(inner, L.Layer):
             yield from _calls_inside(layer, input_steps)
             between = None
             rounded = None

@@ -22,9 +22,8 @@ from keras_sparse_ortho._types import Config
 
 _LEAST_UPDATES = 100
 _MOST_STEPS = 100  # between two updates
-_LONG_RUN = (
-    10**9
-)  # steps of a run in which every fraction but 0 is a later step
+# Steps of a run in which every fraction but 0 is a later step.
+_LONG_RUN = 10**9
 _ROUNDING = 1e-9  # of a fraction of a run: 0.29 of 100 steps are 28.999... in floating point
 
 

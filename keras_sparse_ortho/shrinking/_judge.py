@@ -24,10 +24,11 @@ _SURE = 3.0  # standard deviations
 # refused; the second is enough.
 _LEAST_SKILL, _MOST_SKILL = 0.1, 0.5
 _ROUNDING = 1e-6  # of a metric of the user beyond 0 and 1
+# Between two classes, by the end of their one output.
 _HALVES = {
     "sigmoid": 0.5,
     "linear": 0.0,
-}  # between two classes, by the end of their one output
+}
 
 
 def same_class(

@@ -217,9 +217,8 @@ class Search:
         try:
             with without_warnings():
                 return widths(self._model, self._examples.calibration)
-        except (
-            Exception
-        ) as error:  # any: there are other ways, and the dense files
+        # Any: there are other ways, and the dense files.
+        except Exception as error:
             self.trials.append(Trial("narrowed", "", reason=_shortly(error)))
             return None
 
@@ -393,9 +392,8 @@ class Search:
                 self._model, density, score="obs", budget="error", data=data
             )
         model.trainable = True  # frozen statistics as well
-        with contextlib.suppress(
-            NotPrunableError
-        ):  # without batch normalization
+        # Without batch normalization.
+        with contextlib.suppress(NotPrunableError):
             restore_statistics(model, data, reference=self._model)
         self._pruned_at_once = (density, model)
         return model
@@ -460,9 +458,8 @@ class Search:
                     **training,
                 )
                 self._examples.took(time.monotonic() - began, training)
-        except (
-            Exception
-        ) as error:  # any: there are other ways, and the dense files
+        # Any: there are other ways, and the dense files.
+        except Exception as error:
             self.trials.append(Trial(name, "", reason=_shortly(error)))
             return self.trials[-1], None
         return self._try(name, model, route, start, choice), model

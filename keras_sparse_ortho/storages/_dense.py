@@ -89,9 +89,8 @@ class ThinForm(StorageForm):
                 trained_variable = parametrization.trained_variable
                 if parametrization.layer_variable is product.layer_variable:
                     value = right
-            assign(
-                new, keras.ops.copy(value)
-            )  # on JAX `fit` frees the arrays of its model
+            # On JAX `fit` frees the arrays of its model.
+            assign(new, keras.ops.copy(value))
             new.trainable = trained_variable.trainable
         thin.kernel.trainable = product.trained_variable.trainable
         forget_sparse_initializers(second)

@@ -80,9 +80,8 @@ def prune_by_budget(
                 "`exclude` it, or use prune_with_mask or prune_with_soft_threshold, which accept "
                 f"every layer. Received: layer={type(copy).__name__}"
             )
-        build_attention(
-            copy
-        )  # TFMOT asks for kernels that would be created in the first call
+        # TFMOT asks for kernels that would be created in the first call.
+        build_attention(copy)
         live = sum(plan.counts[path] for path in own)
         size = sum(plan.sizes[path] for path in own)
         if live == size:

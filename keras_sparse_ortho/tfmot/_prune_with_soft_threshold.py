@@ -408,9 +408,8 @@ class TargetDensity(tf_keras.callbacks.Callback):
     def _steer_at_end(self, step: int) -> None:
         try:
             self._steer(step)
-        except (
-            NotPrunableError
-        ) as error:  # an error here would cost `fit` its History
+        # An error here would cost `fit` its History.
+        except NotPrunableError as error:
             warn_not_finite("TargetDensity", error)
 
     def _step(self) -> int:

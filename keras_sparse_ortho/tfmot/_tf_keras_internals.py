@@ -60,9 +60,8 @@ def serializing_other_initializers() -> contextlib.AbstractContextManager[None]:
     def serialize(
         original: Any, initializer: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        if isinstance(
-            initializer, keras.initializers.Initializer
-        ):  # of Keras 3
+        # Of Keras 3.
+        if isinstance(initializer, keras.initializers.Initializer):
             return tf_keras.saving.serialize_keras_object(initializer)
         return original(initializer, *args, **kwargs)
 
@@ -100,9 +99,8 @@ def build_by_calling(layer: Any, args: Any, kwargs: Any) -> None:
     """Builds a layer whose sublayers get their weights in its first call."""
     before = len(layer._inbound_nodes)
     layer(*args, **kwargs)
-    for node in layer._inbound_nodes[
-        before:
-    ]:  # a symbolic call leaves nodes; remove them
+    # A symbolic call leaves nodes; remove them.
+    for node in layer._inbound_nodes[before:]:
         layer._inbound_nodes.remove(node)
         for tensor in node.keras_inputs:
             outbound = tensor._keras_history.layer._outbound_nodes

@@ -126,9 +126,8 @@ class EffectiveWeightWrapper(PruneLowMagnitude):
 
     def build_from_config(self, config: dict[str, Any]) -> None:
         if config.get("input_shape") is not None:
-            shape = tf.TensorShape(
-                config["input_shape"]
-            )  # a list where it comes from a file
+            # A list where it comes from a file.
+            shape = tf.TensorShape(config["input_shape"])
             self._build_layer(shape)
             if find_kernels(self._inner, self._inner.name):
                 self.build(shape)
@@ -216,9 +215,8 @@ class EffectiveWeightWrapper(PruneLowMagnitude):
     ) -> "EffectiveWeightWrapper":
         config = dict(config)
         layer = config.pop("layer")
-        legacy = (
-            "module" not in layer
-        )  # the format of `.h5` files and SavedModel
+        # The format of `.h5` files and SavedModel.
+        legacy = "module" not in layer
         layer = tf_keras.layers.deserialize(
             layer, custom_objects=custom_objects, use_legacy_format=legacy
         )

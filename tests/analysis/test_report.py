@@ -84,9 +84,8 @@ def test_a_stripped_model_has_the_orthogonality_and_flops_of_the_wrapped_one():
             theirs.flops,
         )
         assert ours.orthogonality_error == theirs.orthogonality_error
-        assert (
-            theirs.live <= ours.live
-        )  # trainable zeros are live only in the mask
+        # Trainable zeros are live only in the mask.
+        assert theirs.live <= ours.live
 
 
 def test_trained_kernels_and_random_ones_have_no_orthogonality_error(tmp_path):
@@ -194,19 +193,21 @@ def test_bytes_are_those_of_the_storage():
     masked = sparse()
     size, live = sum(SIZES.values()), round(0.2 * sum(SIZES.values()))
     summary = kso.report(masked)
+    # Float32, bool.
     assert (summary.bytes, summary.live_bytes) == (
         4 * size + size,
         4 * live,
-    )  # float32, bool
+    )
     assert (summary.params, summary.mask_params) == (
         masked.count_params(),
         size,
     )
     compact = kso.report(kso.convert(masked, "compact"))
+    # Float32, int32.
     assert (compact.bytes, compact.live_bytes) == (
         8 * live,
         4 * live,
-    )  # float32, int32
+    )
     assert compact.params == masked.count_params() - 2 * (size - live)
     assert compact.mask_params == live
     head = " ".join(str(summary).split("weight")[0].split())
@@ -250,9 +251,8 @@ def test_an_initializer_alone_is_told_with_the_next_step():
     assert "Before training, call apply_masks(model). hidden/k" in " ".join(
         str(summary).split()
     )
-    assert summary.dense == {
-        "head/kernel": "no mask"
-    }  # it is sparse until it is trained
+    # It is sparse until it is trained.
+    assert summary.dense == {"head/kernel": "no mask"}
     for made in (kso.apply_masks(model), kso.strip(kso.apply_masks(model))):
         assert not kso.report(made).unadopted
         assert "apply_masks" not in str(kso.report(made))
@@ -303,9 +303,8 @@ def test_names_are_text_and_not_commands():
         "line\nbreak",
         "\ud800",
     ]
-    row = kso.report(sparse()).rows[
-        0
-    ]  # TensorFlow could not call a model with such names
+    # TensorFlow could not call a model with such names.
+    row = kso.report(sparse()).rows[0]
     rows = [dataclasses.replace(row, path=f"{name}/kernel") for name in names]
     summary = kso.analysis.SparsityReport(tuple(rows), "[bold]m\x1b[31m")
     for text in (

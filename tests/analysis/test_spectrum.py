@@ -109,9 +109,8 @@ def test_critical_gains_in_closed_form_and_where_there_is_none():
 
 def test_critical_gain_of_hard_tanh():
     gain = critical_gain("hard_tanh", 0.1)
-    end = norm.isf(
-        (1 - gain**-2) / 2
-    )  # E[phi'^2] = P(|sqrt(q) z| < 1), and end = 1 / sqrt(q)
+    # E[phi'^2] = P(|sqrt(q) z| < 1), and end = 1 / sqrt(q).
+    end = norm.isf((1 - gain**-2) / 2)
     square, _ = quad(
         lambda z: z**2 * norm.pdf(z) / end**2, -end, end, epsabs=1e-13
     )

@@ -23,11 +23,12 @@ MODULES = {
     "training",
 }
 HERE = pathlib.Path(__file__).parents[2] / "benchmarks"
+# In examples/, or fetched by a benchmark.
 ELSEWHERE = {
     "data",
     "mtcnn",
     "slice_transformer",
-}  # in examples/, or fetched by a benchmark
+}
 
 
 def test_every_script_is_a_part_with_a_small_setting(runner):

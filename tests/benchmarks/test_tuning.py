@@ -41,14 +41,12 @@ def test_rates_are_chosen_without_the_test_set(methods, monkeypatch, tmp_path):
     seen, final = [], []
 
     def train(net, method, density, seed, data, options, rate=None):
-        final.append(
-            options.get("final", True)
-        )  # only these keep the budget of STR
+        # Only these keep the budget of STR.
+        final.append(options.get("final", True))
         seen.append((data.name, len(data.x_train), len(data.x_test), rate))
         accuracy = {low: 0.2, best: 0.9, high: 1.0}[rate]
-        accuracy *= (
-            1 - (rate == high) * seed
-        )  # the best one with one seed, of no use with another
+        # The best one with one seed, of no use with another.
+        accuracy *= 1 - (rate == high) * seed
         return run(net, method, density, seed, options, rate, accuracy)
 
     monkeypatch.setattr(methods, "train", train)
@@ -71,9 +69,8 @@ def test_rates_are_chosen_without_the_test_set(methods, monkeypatch, tmp_path):
         (kept, samples - kept)
     ] * 6
     assert seen[6][1] == samples
-    methods.Methods.command(
-        [*small, "--seeds", "0", "1"]
-    )  # what is there is not repeated
+    # What is there is not repeated.
+    methods.Methods.command([*small, "--seeds", "0", "1"])
     assert [rate for *_, rate in seen[7:]] == [best]
     table = lines.with_suffix(".md").read_text()
     assert "| 0.1 | base_erk | 90.00 +- 0.00 | 2 |" in table
@@ -263,10 +260,11 @@ def test_budgets_stand_beside_starts(methods_summary):
 
 def test_parameters_are_those_that_are_trained(methods, methods_summary):
     used = methods.settings("methods")["cnn"]
+    # Normalizations of 120 channels, ten biases of the head.
     old = {
         "net": "cnn",
         "live": 100,
-    }  # normalizations of 120 channels, ten biases of the head
+    }
     assert methods_summary.parameters([old], used) == "350"
     assert methods_summary.parameters([old | {"others": 7}], used) == "107"
     made = methods.functools.partial(methods.NETWORKS["cnn"], (28, 28, 1), 10)
@@ -314,9 +312,8 @@ def test_every_epoch_has_its_own_order_of_all_rows(training):
     x = np.arange(50)
     found = epochs(training.shuffled(x, -x, 8, seed=3))
     for order in found:
-        np.testing.assert_array_equal(
-            np.sort(order), x[:48]
-        )  # whole batches only
+        # Whole batches only.
+        np.testing.assert_array_equal(np.sort(order), x[:48])
     assert len({tuple(order) for order in found}) == 3
     again, other = (
         epochs(training.shuffled(x, -x, 8, seed)) for seed in (3, 4)

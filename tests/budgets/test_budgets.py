@@ -73,9 +73,8 @@ def test_a_file_that_cannot_be_written_leaves_the_old_one(
     assert [file.name for file in tmp_path.iterdir()] == [path.name]
     link = tmp_path / "link.json"
     link.symlink_to(path)
-    Budget({"b": 0.25}).save(
-        link
-    )  # through the link, with the rights of before
+    # Through the link, with the rights of before.
+    Budget({"b": 0.25}).save(link)
     assert link.is_symlink()
     assert list(Budget.load(path)) == ["b"]
     assert path.stat().st_mode & 0o777 == 0o640

@@ -201,10 +201,11 @@ def test_rows_like_those_of_training_restore_statistics(of_four):
     reference = kso.strip(model)  # another object with the same weights
     pruned = kso.prune(model, 0.08, budget="uniform")
     before = distance(pruned, model, x[256:])
+    # Made from `model`.
     assert kso.restore_statistics(pruned, x[:256]) == [
         "norm_0",
         "norm_1",
-    ]  # made from `model`
+    ]
     assert distance(pruned, model, x[256:]) < before
     again = kso.prune(model, 0.08, budget="uniform")
     kso.restore_statistics(again, x[:256], reference=reference)
@@ -219,9 +220,8 @@ def test_rows_of_one_class_cost_less_than_their_exact_moments(of_four):
     kso.restore_statistics(pruned, rows)
     for name in ("norm_0", "norm_1"):
         reset(of_rows.get_layer(name))
-    fresh = from_nothing(
-        of_rows
-    )  # without a reference: layers get the moments of the rows
+    # Without a reference: layers get the moments of the rows.
+    fresh = from_nothing(of_rows)
     kso.restore_statistics(fresh, rows)
     assert agreement(pruned, model, x) > agreement(fresh, model, x) + 0.05
 

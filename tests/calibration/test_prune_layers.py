@@ -299,9 +299,8 @@ def test_embeddings_and_recurrent_kernels_are_measured_and_others_stay_dense():
     kept = own != 0
     np.testing.assert_array_equal(own[kept], words[kept])
     scores = words**2 * (counts + 0.01 * counts.mean())
-    assert (
-        np.mean(scores[kept].min() >= scores[~kept]) > 0.9
-    )  # but for the damping
+    # But for the damping.
+    assert np.mean(scores[kept].min() >= scores[~kept]) > 0.9
     with pytest.raises(
         NotPrunableError, match=r"`exclude` them.*Received: 'other/gru_cell/rec"
     ):
@@ -422,9 +421,8 @@ def test_a_killed_run_goes_on(tmp_path, monkeypatch):
         {"score": "wanda"},
     ):
         run(**change)
-        assert len(calls) == 3 - (
-            "exclude" in change
-        )  # nothing of another run is taken
+        # Nothing of another run is taken.
+        assert len(calls) == 3 - ("exclude" in change)
 
 
 class Scaled(L.Layer):

@@ -74,9 +74,8 @@ def test_an_embedding_gets_what_its_tokens_are_worth():
         inputs,
         L.Dense(4, name="head")(L.Embedding(50, 8, name="words")(inputs)),
     )
-    tokens = np.random.default_rng(0).integers(
-        0, 5, (64, 5)
-    )  # five of fifty words
+    # Five of fifty words.
+    tokens = np.random.default_rng(0).integers(0, 5, (64, 5))
     pruned = kso.prune(dense, 0.25, score="obs", data=tokens, budget="error")
     words, head = kso.prunable_weights(pruned)
     assert words.live + head.live == round(0.25 * (400 + 32))

@@ -197,11 +197,12 @@ def test_processes_go_on_from_the_last_epoch_that_all_have(
         "latest.json",
     ]
     assert list(tmp_path.iterdir()) == [tmp_path / "worker_1"]
+    # Of the other process, which is one behind, level, or ahead.
     for epoch in (
         1,
         2,
         3,
-    ):  # of the other process, which is one behind, level, or ahead
+    ):
         other = begun(epoch)
         assert other._initial_epoch == min(epoch, 2)
         np.testing.assert_array_equal(

@@ -99,9 +99,8 @@ def untrained(callback, model, steps):
     due = []
     for step in steps:
         first = model.trainable_variables[0]
-        first.assign(
-            first.value + 0
-        )  # what JAX takes for a step of training: other arrays
+        # What JAX takes for a step of training: other arrays.
+        first.assign(first.value + 0)
         due += [step] * callback.update(step)
     return due
 

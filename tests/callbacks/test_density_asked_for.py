@@ -209,9 +209,8 @@ def test_a_later_run_does_not_undo_it():
     fit(model, UpdateMasks())
     before = [w.mask for w in weights(model)]
     watch = Watch(density)
-    fit(
-        model, UpdateMasks(), watch, epochs=2
-    )  # whose schedule would begin with all entries
+    # Whose schedule would begin with all entries.
+    fit(model, UpdateMasks(), watch, epochs=2)
     assert watch.seen == [density(model)] * 2
     model.compile("sgd", "mse", **EAGERLY)  # steps count from 0 again
     fit(model, UpdateMasks(), watch, epochs=2)
@@ -237,9 +236,8 @@ def test_thresholds_that_were_fixed_stay_and_it_is_said():
 @slow_on_jax
 def test_a_second_fit_is_a_run_of_its_own():
     model = network(SoftThreshold())
-    fit(
-        model, epochs=2
-    )  # the optimizer has made as many steps as the schedule takes
+    # The optimizer has made as many steps as the schedule takes.
+    fit(model, epochs=2)
     watch = Watch(density)
     fit(model, TargetDensity(ASKED), watch, epochs=3)
     assert watch.seen[0] > 0.3
@@ -343,9 +341,8 @@ def test_a_run_that_ends_with_nan_has_its_history(method):
         )
     assert np.isnan(history.history["loss"]).all()
     assert places(caught) == [__file__]
-    model = network(
-        made(model).clone()
-    )  # the same callback in a run that is fine
+    # The same callback in a run that is fine.
+    model = network(made(model).clone())
     fit(model, callback())
 
 
@@ -385,9 +382,8 @@ def test_a_fit_for_each_epoch_is_told_of_its_schedule(method):
 
 @pytest.mark.core
 def test_a_schedule_in_steps_spans_fits_of_one_epoch():
-    ramp = Cubic(
-        ASKED, end_step=12, frequency=1
-    )  # its begin is step 0 of the optimizer
+    # Its begin is step 0 of the optimizer.
+    ramp = Cubic(ASKED, end_step=12, frequency=1)
     model, watch = network(MagnitudeMask(ramp)), Watch(density)
     for _ in range(3):
         with part_of_a_run():

@@ -42,9 +42,8 @@ def test_the_global_density_counts_kernels_only():
     history = fit(kso.sparsify(network(), 0.25, seed=0), DensityLogger())
     assert history["density"] == [0.25, 0.25]  # 80 of 320
     assert set(history) == {"loss", "density"}
-    assert fit(network(), DensityLogger(), epochs=1)["density"] == [
-        1.0
-    ]  # a plain model
+    # A plain model.
+    assert fit(network(), DensityLogger(), epochs=1)["density"] == [1.0]
 
 
 def test_callbacks_behind_find_them_in_the_logs():
@@ -53,9 +52,8 @@ def test_callbacks_behind_find_them_in_the_logs():
 
     class Evaluate(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
-            lists.append(
-                self.model.evaluate(X, Y, verbose=0)
-            )  # a single number, as ever
+            # A single number, as ever.
+            lists.append(self.model.evaluate(X, Y, verbose=0))
 
     made = (kso.SoftThreshold(), kso.MagnitudeMask(kso.schedules.Linear(0.25)))
     layers = [
@@ -75,9 +73,8 @@ def test_callbacks_behind_find_them_in_the_logs():
     assert history["density"] == sorted(history["density"], reverse=True)
     assert history["density"][-1] == (120 + 20) / 320
     assert all(isinstance(value, float) for value in lists)
-    assert set(mixed.evaluate(X, Y, verbose=0, return_dict=True)) == {
-        "loss"
-    }  # afterwards
+    # Afterwards.
+    assert set(mixed.evaluate(X, Y, verbose=0, return_dict=True)) == {"loss"}
 
 
 def learnt():

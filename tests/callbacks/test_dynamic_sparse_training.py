@@ -163,10 +163,11 @@ def test_the_same_entries_move_in_every_storage(storage, kind):
     before = masks(start)
     models, histories = [start, kso.convert(start, storage)], []
     for model in models:
+        # A slot that does not start at 0.
         if (storage, kind) == (
             "compact",
             "RigL",
-        ):  # a slot that does not start at 0
+        ):
             optimizer = keras.optimizers.Adagrad(
                 0.1, initial_accumulator_value=0.25
             )
@@ -258,9 +259,8 @@ def test_slots_and_weights_of_changed_entries_are_those_of_new_ones(algorithm):
         )
         assert values
         start = 0.25 if algorithm == "adagrad" else 0
-        assert any(
-            (v[mask & ~now] != start).any() for v in values
-        )  # something to forget
+        # Something to forget.
+        assert any((v[mask & ~now] != start).any() for v in values)
         found = optimizer_slots(optimizer, weight.variable)
         for (slot, *_), old in zip(found, values, strict=True):
             assert (array(slot)[now != mask] == start).all()

@@ -94,9 +94,8 @@ def test_parts_of_a_run_go_on_where_it_stands_without_the_optimizers_steps():
     watch = runs.Watch(look)
     fit(model, UpdateMasks(), watch, epochs=4)
     assert watch.seen[0] > watch.seen[1] > whole
-    model.compile(
-        "adam", "mse", jit_compile=jit_if_quicker()
-    )  # a new optimizer
+    # A new optimizer.
+    model.compile("adam", "mse", jit_compile=jit_if_quicker())
     fit(model, UpdateMasks(), epochs=4, initial_epoch=2)
     assert runs.live(model) == whole
 

@@ -346,9 +346,8 @@ def test_when_the_offset_is_set():
 
 def test_what_is_due_at_the_end():
     endless = steering(Constant(0.5, frequency=5))
-    assert all(
-        endless.is_due_at_end(step, 1) for step in range(11)
-    )  # at whatever step that is
+    # At whatever step that is.
+    assert all(endless.is_due_at_end(step, 1) for step in range(11))
     ending = steering(Linear(0.5, 2, 8, frequency=3))
     assert [step for step in range(11) if ending.is_due_at_end(step, 1)] == [
         2,
@@ -365,9 +364,10 @@ def test_floors_that_exceed_the_total_give_way():
     assert sum(floors(0.25, 1.0)) == 18 == round(0.25 * 72)
     assert floors(0.03, 1.0) == [1, 1]  # 2 of 72
     many[0].dies_at_once, many[1].dies_at_once = 8, 2
+    # A channel of each, as a share of 10 is more.
     assert floors(10 / 72, 1.0) == [
         8,
         2,
-    ]  # a channel of each, as a share of 10 is more
+    ]
     assert floors(9 / 72, 1.0) == [0, 0]
     assert floors(0.25, 0.0) == [0, 0]

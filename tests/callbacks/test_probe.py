@@ -48,9 +48,8 @@ def test_a_probe_finds_the_blocks_that_a_new_start_is_drawn_on(tmp_path):
         for a, b in zip(before, dense.weights, strict=True)
     )
     assert int(dense.optimizer.iterations) == 0
-    assert (
-        [*pattern.blocks] == [*pattern] == ["conv/kernel", "wide/kernel"]
-    )  # not the head
+    # Not the head.
+    assert [*pattern.blocks] == [*pattern] == ["conv/kernel", "wide/kernel"]
     conv = pattern.blocks["conv/kernel"].array
     assert conv[:2].sum() > conv[2:].sum()  # inputs that are used
     pattern.save(tmp_path / "budget.json")

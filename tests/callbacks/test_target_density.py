@@ -99,9 +99,8 @@ def test_weights_that_no_sigmoid_reaches():
     unreached = r"use g='exp'.*Received: 768 such entries, 77 to keep"
     with pytest.warns(UserWarning, match=unreached):
         fit(model, TargetDensity(0.1, OneShot(None, 2)), epochs=1)
-    assert (
-        live(model) == 77
-    )  # exact all the same: the largest are kept when they are fixed
+    # Exact all the same: the largest are kept when they are fixed.
+    assert live(model) == 77
     assert all(weight.live for weight in weights(model))
 
 

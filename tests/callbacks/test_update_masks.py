@@ -90,9 +90,8 @@ def test_dead_entries_of_a_straight_through_mask_come_back():
     assert 0 < history["moved"][-1] < 1
     assert weight.mask.sum() == 128
     assert (weight.mask & ~first).any()
-    assert weight.raw_value()[
-        ~weight.mask
-    ].all()  # raw weights stay dense, and trained
+    # Raw weights stay dense, and trained.
+    assert weight.raw_value()[~weight.mask].all()
     assert (start != weight.raw_value()).mean() > 0.9
 
 
@@ -164,9 +163,8 @@ def test_masks_that_somebody_updates_are_not_asked_for():
 
 
 def test_a_schedule_that_begins_later_is_waited_for(recwarn):
-    fit(
-        network(MagnitudeMask(Cubic(0.1, begin_step=17, end_step=20)))
-    )  # 16 steps
+    # 16 steps.
+    fit(network(MagnitudeMask(Cubic(0.1, begin_step=17, end_step=20))))
     assert DensityWarning not in [warning.category for warning in recwarn]
     for begin, end in ((9, 20), (0.6, 0.8)):
         with pytest.warns(DensityWarning, match="after 16 steps"):
@@ -302,9 +300,8 @@ def test_what_has_stopped_at_the_end_of_its_schedule_goes_on_on_blocks(policy):
     models = []
     for stop in (False, True):
         keras.utils.set_random_seed(3)
-        executed = (
-            1 if keras.backend.backend() == "torch" else 2
-        )  # which takes no other
+        # Which takes no other.
+        executed = 1 if keras.backend.backend() == "torch" else 2
         model = network(
             MagnitudeMask(RAMP, structure=(4, 4)), steps_per_execution=executed
         )

@@ -15,6 +15,5 @@ collect_ignore = ["test_formats.py"] if lack(FORMATS) else []
 collect_ignore += ["test_micro.py"] if lack(MICRO) else []
 if lack(MODELS):
     collect_ignore += ["test_feeding.py", "test_models.py", "test_packages.py"]
-    collect_ignore += [
-        "test_examples.py"
-    ]  # which need Keras alone, and much time on JAX
+    # Which need Keras alone, and much time on JAX.
+    collect_ignore += ["test_examples.py"]

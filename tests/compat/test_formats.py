@@ -8,10 +8,11 @@ import keras_sparse_ortho as kso
 from tests.export.models import X, stored
 from tests.helpers import array
 
+# Of the exporters.
 pytestmark = [
     pytest.mark.core,
     pytest.mark.filterwarnings("ignore"),
-]  # of the exporters
+]
 
 L = keras.layers
 BACKEND = keras.backend.backend()
@@ -134,10 +135,11 @@ def test_live_blocks_or_the_stripped_model_go(kind, form, tmp_path):
 )
 def test_storages(storage, form, tmp_path):
     model, expected_error = stored(storage), None
+    # As of a plain model: it is not converted.
     if (BACKEND, form) == (
         "jax",
         "openvino",
-    ):  # as of a plain model: it is not converted
+    ):
         expected_error = "XlaCallModule"
     elif BACKEND == "torch" and storage == "blocks":
         expected_error = {"onnx": r"(?s)onnx|ONNX", "openvino": "BlockSparse"}[

@@ -95,14 +95,12 @@ def test_the_whole_way(name, tmp_path, stages):
     assert sum(w.live for w in weights) == round(
         DENSITY * sum(w.size for w in weights)
     )
-    assert len(sparse.weights) == count + len(
-        weights
-    )  # one mask each, nothing twice
+    # One mask each, nothing twice.
+    assert len(sparse.weights) == count + len(weights)
     stages("sparsify")
 
-    raw = [
-        np.array(weight.raw_value()) for weight in weights
-    ]  # torch would share the memory
+    # Torch would share the memory.
+    raw = [np.array(weight.raw_value()) for weight in weights]
     live = [weight.live for weight in weights]
     train(sparse, x)
     moved = 0

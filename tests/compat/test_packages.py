@@ -157,9 +157,8 @@ def test_live_blocks_the_whole_way(make, tmp_path):
         for weight in kso.prunable_weights(sparse)
         if "embedding" not in weight.path
     ]
-    assert len(stored) == (
-        6 if make is wide_gpt2 else 7
-    )  # attention 4, feed-forward 2 or 3
+    # Attention 4, feed-forward 2 or 3.
+    assert len(stored) == (6 if make is wide_gpt2 else 7)
     for weight in stored:
         assert type(weight.owner).__name__.startswith("BlockSparse"), (
             weight.path

@@ -118,9 +118,8 @@ def masks_came_apart():
     model = sparse()
     callback = started(model, moving())
     own = kso.prunable_weights(model)[0].parametrization
-    own.assign_mask(
-        np.roll(own.mask_value(), RANK, axis=0)
-    )  # on JAX it raises here
+    # On JAX it raises here.
+    own.assign_mask(np.roll(own.mask_value(), RANK, axis=0))
     callback.move(4)
 
 

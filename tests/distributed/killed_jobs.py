@@ -27,10 +27,11 @@ import keras_sparse_ortho as kso
 from tests.distributed.recipes import recipe_of_two
 from tests.faults.counting import ended, started
 
+# Epoch and batch: masks move before the steps 4, 8, 12, 16 and, in it, 20.
 KILLED_AT = (
     2,
     5,
-)  # epoch and batch: masks move before the steps 4, 8, 12, 16 and, in it, 20
+)
 SECONDS = 300  # for a process that has lost the other one, or that trains
 ALONE = "str alone"  # learnt thresholds that nobody steers
 
@@ -51,9 +52,8 @@ def main(folder, *cases):
     recipe.sparse_model = sparse_model
     for number, case in enumerate(cases):
         at, begun = pathlib.Path(folder) / case, time.monotonic()
-        victim = (
-            number % 2
-        )  # the one that coordinates the others, and the other one, by turns
+        # The one that coordinates the others, and the other one, by turns.
+        victim = number % 2
         told = {"case": case, "victim": victim}
         told["whole"] = job(module, case, at / "whole", None)
         told["killed"] = job(module, case, at / "killed", victim)
@@ -101,9 +101,8 @@ def run(module, case, folder, place, victim):
         if kind == "keras":
             backup = keras.callbacks.BackupAndRestore(str(own))
         else:
-            backup = kso.callbacks.BackupAndRestore(
-                folder / "backup"
-            )  # of both processes
+            # Of both processes.
+            backup = kso.callbacks.BackupAndRestore(folder / "backup")
         watch = Watch(
             folder, place.rank, moment if place.rank == victim else None
         )

@@ -72,10 +72,11 @@ def run(folder, cases):
         victim = found["victim"]
         assert found["whole"] == [0, 0], (found, logs[-20000:])
         assert found["killed"][victim] == -9, (found, logs[-20000:])
+        # No hang.
         assert found["killed"][1 - victim] not in (None, 0), (
             found,
             logs[-20000:],
-        )  # no hang
+        )
     return told
 
 

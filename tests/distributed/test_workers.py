@@ -95,10 +95,11 @@ def test_facts_that_differ_are_named_on_all_workers():
 
 RNG = np.random.default_rng(0)
 X, Y = RNG.normal(size=(2, 12, 8)).astype("float32")
+# Of other sizes: samples count, not workers.
 SHARDS = [
     slice(0, 2),
     slice(2, 12),
-]  # of other sizes: samples count, not workers
+]
 
 
 @slow_on_jax

@@ -135,9 +135,8 @@ def test_cifar10_has_three_channels_each_standardized(monkeypatch):
     found = data.load("cifar10")
     assert found.x_train.shape == (20, 32, 32, 3)
     assert found.x_train.dtype == np.float32
-    x = found.x_train.astype(
-        np.float64
-    )  # sums over long axes lose digits in float32
+    # Sums over long axes lose digits in float32.
+    x = found.x_train.astype(np.float64)
     np.testing.assert_allclose(x.mean((0, 1, 2)), 0, atol=1e-6)
     np.testing.assert_allclose(x.std((0, 1, 2)), 1, atol=1e-6)
     assert found.y_test.tolist() == [0, 1, 2, 3, 4]

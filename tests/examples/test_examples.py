@@ -138,9 +138,8 @@ def test_quickstart(tmp_path):
         < size["dense int8"]
         < size["dense float32"]
     )
-    assert (
-        min(float(accuracy) for _, accuracy, *_ in found) > 60
-    )  # two epochs: it learns
+    # Two epochs: it learns.
+    assert min(float(accuracy) for _, accuracy, *_ in found) > 60
     assert len([*(tmp_path / "out").glob("*.tflite")]) == 5
 
 
@@ -153,9 +152,8 @@ def test_the_last_lines_of_faster_say_what_was_measured(run_example, capsys):
     assert title.endswith("density of the hidden kernels 0.2500")
     figures = json.loads((folder / "faster.json").read_text())
     dense, blocks = figures["dense"], figures["blocks"]
-    assert (
-        min(dense["accuracy"], blocks["accuracy"]) > 0.5
-    )  # two epochs: it learns
+    # Two epochs: it learns.
+    assert min(dense["accuracy"], blocks["accuracy"]) > 0.5
     assert lines[0].endswith(
         f"{blocks['accuracy']:.2%} on blocks, {dense['accuracy']:.2%} dense"
     )
@@ -191,9 +189,8 @@ def test_the_last_lines_of_transformer_say_what_came_out(run_example, capsys):
     assert title == f"digits, 1 blocks of width 16, 4 epochs, {BACKEND}"
     figures = json.loads((folder / "transformer.json").read_text())
     dense, sparse = figures["dense"], figures["sparse"]
-    assert (
-        min(dense["accuracy"], sparse["accuracy"]) > 0.5
-    )  # four epochs: it learns
+    # Four epochs: it learns.
+    assert min(dense["accuracy"], sparse["accuracy"]) > 0.5
     assert accuracy.endswith(
         f"{sparse['accuracy']:.2%} sparse, {dense['accuracy']:.2%} dense"
     )

@@ -316,9 +316,8 @@ def test_reshapes_beside_a_gather_are_left_to_litert(exported):
             for op in gathers
             for k in (op["inputs"][0], op["outputs"][0])
         ]
-        assert len(axes) >= 2 * len(
-            model.layers
-        )  # one for each count of live blocks
+        # One for each count of live blocks.
+        assert len(axes) >= 2 * len(model.layers)
         assert {*axes} == {7}
 
 

@@ -504,9 +504,8 @@ def test_blocked_signals_are_not_those_of_the_worker(worker_that):
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         first = worker._process.pid
-        os.kill(
-            first, signal.SIGINT
-        )  # as a terminal sends it to the parent, too
+        # As a terminal sends it to the parent, too.
+        os.kill(first, signal.SIGINT)
         assert worker.run("any", 60, x=1) == 1
         assert worker._process.pid == first
         os.kill(first, signal.SIGTERM)

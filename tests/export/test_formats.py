@@ -106,10 +106,11 @@ def test_quantizing_a_stripped_model_keeps_every_zero():
         for layer in plain.layers
         if getattr(layer, "quantization_mode", None)
     ]
+    # Keras leaves convolutions.
     assert [layer.name for layer in quantized] == [
         "hidden",
         "head",
-    ]  # Keras leaves convolutions
+    ]
     for layer in quantized:
         assert zeros(layer) >= before[layer.name] > 0
     np.testing.assert_allclose(

@@ -79,9 +79,8 @@ def test_every_layer_agrees_with_keras(exported):
     _, report, want, got = exported
     assert got.keys() == want.keys()  # names of dict outputs are kept
     for name, values in want.items():
-        assert np.abs(values).max() > 0.01, (
-            name
-        )  # or the comparison would say nothing
+        # Or the comparison would say nothing.
+        assert np.abs(values).max() > 0.01, name
         np.testing.assert_allclose(got[name], values, atol=1e-5, err_msg=name)
     assert report.sample_rows == 5  # in batches of two
     assert 0 < report.max_abs_diff < 1e-5
@@ -93,9 +92,8 @@ def test_no_zero_is_lost(exported):
     assert report.total_zeros >= kernel_zeros(model) > 0
     # The converter slices the kernels of unrolled loops; every other one is there as a whole.
     assert all("gru" in path for path in report.folded)
-    assert (
-        0.09 < report.density < 0.13
-    )  # initial states of loops are constants as well
+    # Initial states of loops are constants as well.
+    assert 0.09 < report.density < 0.13
 
 
 class Positions(layers.Layer):

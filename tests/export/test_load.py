@@ -325,9 +325,8 @@ def test_files_are_timed(all_routes, tmp_path):
     packed.write_bytes(gzip.compress(files[0].read_bytes()))
     times = latencies([*files, packed], threads=2, seconds=0.01)
     assert len(times) == 3
-    assert all(
-        1e-4 < ms < 1000 for ms in times
-    )  # milliseconds: no machine takes 100 ns
+    # Milliseconds: no machine takes 100 ns.
+    assert all(1e-4 < ms < 1000 for ms in times)
 
 
 def test_times_of_another_target_are_without_amx(all_routes):
@@ -344,10 +343,11 @@ def test_times_of_another_target_are_without_amx(all_routes):
         print(ctypes.get_errno())
     """
     filters = run_python("-c", code).split()
+    # 22: EINVAL, of the filter.
     assert (filters[0], filters[2:]) == (
         "0",
         ["2", "True", "22"],
-    )  # 22: EINVAL, of the filter
+    )
 
 
 def test_missing_interpreter(monkeypatch, tmp_path):

@@ -183,9 +183,8 @@ def test_every_kernel_has_a_tensor_with_its_zeros():
     assert find_zeros(kernels, [*tensors(40), *tensors(30, size=128)]) == (
         "few",
     )
-    assert find_zeros(kernels, tensors(40, 0)) == (
-        "few",
-    )  # combined with something else
+    # Combined with something else.
+    assert find_zeros(kernels, tensors(40, 0)) == ("few",)
     assert find_zeros({"dense": kernel(0)}, []) == ()
     for lost in (tensors(40, 19), tensors(39, 20)):
         with pytest.raises(
@@ -237,9 +236,8 @@ def test_files_hold_nothing_twice_and_nothing_unread(name, all_routes):
     vectors += [
         model.Buffers(k).DataAsNumpy() for k in range(1, model.BuffersLength())
     ]
-    vectors = [
-        x for x in vectors if isinstance(x, np.ndarray)
-    ]  # others are missing
+    # Others are missing.
+    vectors = [x for x in vectors if isinstance(x, np.ndarray)]
     places = {x.__array_interface__["data"][0] for x in vectors}
     assert len(places) == len({(x.dtype.str, x.tobytes()) for x in vectors})
     read = {*graph.InputsAsNumpy(), *graph.OutputsAsNumpy()}
@@ -318,9 +316,8 @@ def test_the_smallest_of_the_fastest_files_is_chosen():
         return timed.index(choose(timed))
 
     assert chosen((100, 10.0), (50, 1.07), (70, 1.0)) == 2
-    assert (
-        chosen((100, 10.0), (50, 1.04), (70, 1.0)) == 1
-    )  # less than 5% is the clock's noise
+    # Less than 5% is the clock's noise.
+    assert chosen((100, 10.0), (50, 1.04), (70, 1.0)) == 1
 
 
 def test_routes_of_each_mode():

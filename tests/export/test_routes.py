@@ -124,9 +124,8 @@ def test_small_and_the_default_take_the_fewest_bytes_that_agree(
     report = export_litert(model, path, sample=data)
     assert (report.route, report.mode) == ("float32+sp", None)
     assert report.bytes == found["float32+sp"].bytes
-    assert [one.route for one in report.routes] == [
-        report.route
-    ]  # nothing else was run
+    # Nothing else was run.
+    assert [one.route for one in report.routes] == [report.route]
     np.testing.assert_allclose(load_litert(path).predict(data), want, atol=1e-5)
     report = export_litert(model, path, mode="small", sample=data)
     tried = {one.route: one for one in report.routes}
@@ -162,12 +161,10 @@ def test_a_report_in_all_forms_and_no_negative_zero(tmp_path):
     assert report.gzip_bytes < report.bytes / 2  # 90% of it is zero
     assert report.sample_rows == 8
     content = Path(report.path).read_bytes()
-    assert (
-        content.count(np.float32(-0.0).tobytes()) < 20
-    )  # by chance, of about 6000 zeros
-    assert (
-        np.signbit(np.array(model.weights[0])).sum() > 1000
-    )  # the user's model is left alone
+    # By chance, of about 6000 zeros.
+    assert content.count(np.float32(-0.0).tobytes()) < 20
+    # The user's model is left alone.
+    assert np.signbit(np.array(model.weights[0])).sum() > 1000
     data = json.loads(report.to_json())
     assert data == json.loads(json.dumps(report.to_dict()))
     assert data["weights"][0]["zeros"] == report.weights[0].zeros
@@ -266,9 +263,8 @@ def test_int8_with_an_embedding_and_a_loop(tmp_path):
     assert {one.dtype for one in report.weights if one.size > 256} == {"int8"}
     assert report.total_zeros >= kernel_zeros(model)
     assert 1e-4 < report.error < 0.25
-    assert (
-        report.sample_rows == 32
-    )  # of the representative data: tokens cannot be drawn
+    # Of the representative data: tokens cannot be drawn.
+    assert report.sample_rows == 32
 
 
 # --- models --------------------------------------------------------------------------------------
@@ -286,16 +282,16 @@ def test_effective_weights_go_into_the_file_and_the_model_stays_wrapped(
     model = keras.Sequential(
         [keras.Input((16,), name="x"), sparse_layer(12), sparse_layer(6)]
     )
-    for (
-        variable
-    ) in model.trainable_weights:  # raw weights that the masks have to silence
+    # Raw weights that the masks have to silence.
+    for variable in model.trainable_weights:
         variable.assign(variable + 1.0)
     before = [np.array(value) for value in model.get_weights()]
     report = export_litert(model, tmp_path / "m.tflite")
+    # Round(0.2 * size) live.
     assert sorted(w.zeros for w in report.weights) == [
         72 - 14,
         192 - 38,
-    ]  # round(0.2 * size) live
+    ]
     x = np.random.default_rng(0).standard_normal((1, 16)).astype("float32")
     assert_answers_as(model, tmp_path / "m.tflite", 1e-5, x=x)
     assert [type(layer) for layer in model.layers] == [

@@ -78,9 +78,8 @@ def doubts_of(model, rows):
 )
 def test_rows_like_those_of_training_are_not_doubted(make, rows):
     model = make()
-    if (
-        len(model.layers) == 1
-    ):  # what was trained on large values gives small ones
+    # What was trained on large values gives small ones.
+    if len(model.layers) == 1:
         model.layers[0].kernel.assign(array(model.layers[0].kernel) / 300)
     assert doubts_of(model, rows) == []
 

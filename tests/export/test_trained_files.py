@@ -105,9 +105,8 @@ def as_in_file(weight, integers):
         return integers.reshape(1, *integers.shape[:2], -1)
     if kind is L.Conv2D:
         return integers.transpose(3, 0, 1, 2)
-    if weight.path.startswith(
-        "attention/attention_output"
-    ):  # heads and their units are inputs
+    # Heads and their units are inputs.
+    if weight.path.startswith("attention/attention_output"):
         return integers.reshape(-1, integers.shape[-1]).T
     return integers.reshape(len(integers), -1).T
 
@@ -254,9 +253,8 @@ def test_files_of_blocks_hold_the_trained_integers(make, weights, tmp_path):
         c for c in constants if c.ndim == 4 and c.shape[0] == integers.shape[1]
     )
     assert held.size == live * integers.shape[1]
-    for channel, column in zip(
-        held, integers.T, strict=True
-    ):  # the order of blocks is the file's
+    # The order of blocks is the file's.
+    for channel, column in zip(held, integers.T, strict=True):
         values = np.sort(
             [*channel.ravel().astype(int), *[0] * (len(column) - live)]
         )
@@ -268,9 +266,8 @@ def test_files_of_blocks_hold_the_trained_integers(make, weights, tmp_path):
 
 @pytest.mark.tensorflow_only
 def test_groups_of_uneven_blocks_compute_in_the_range_of_their_layer(tmp_path):
-    mask = np.kron(
-        np.tri(4, dtype=bool), np.ones((16, 16), bool)
-    )  # one to four blocks a column
+    # One to four blocks a column.
+    mask = np.kron(np.tri(4, dtype=bool), np.ones((16, 16), bool))
     masked = kso.apply_masks(block_mlp(), {"hidden": mask})
     model = quantize_aware(masked, "int4", momentum=0.8)
     x = np.random.default_rng(0).normal(size=(64, 64)).astype("float32")
@@ -299,9 +296,8 @@ def test_the_file_has_rounded_biases_whether_keras_has_them_or_not(tmp_path):
     model, x = trained(cnn, "int8", rounded=False)
     outputs = []
     for name in ("before", "after"):
-        with warnings.catch_warnings(
-            action="ignore"
-        ):  # before, that Keras differs
+        # Before, that Keras differs.
+        with warnings.catch_warnings(action="ignore"):
             export_litert(model, tmp_path / name, mode="int8", sample=x[:64])
         outputs.append(load_litert(tmp_path / name).predict(x[:64]))
         round_biases(model)

@@ -107,9 +107,8 @@ def test_files_of_blocks(mode, tmp_path):
     )
     assert stored < 0.5 * every  # files of so few weights are not smaller
     for each in (report, dense):
-        names = {
-            one.name.partition("/")[2] for one in each.weights
-        }  # behind that of the model
+        # Behind that of the model.
+        names = {one.name.partition("/")[2] for one in each.weights}
         assert names == {"hidden/kernel", "head/kernel"}
 
 
@@ -120,9 +119,8 @@ def test_blocks_side_by_side_and_sides_with_padding(tmp_path):
     kernel = model.layers[-1].kernel
     value = np.array(array(kernel))
     value[:, :16] = 0.0
-    value[16:32, :16] = np.random.default_rng(0).normal(
-        size=(16, 16)
-    )  # the fewest come first
+    # The fewest come first.
+    value[16:32, :16] = np.random.default_rng(0).normal(size=(16, 16))
     value[:, 16:32] = np.roll(value[:, 32:48], 16, axis=0)
     kernel.assign(value)
     x = np.random.default_rng(1).normal(size=(24, *shape)).astype("float32")
@@ -151,10 +149,11 @@ def test_every_route_of_a_large_model(tmp_path):
     )
     assert len(report.routes) == 10
     refused = {one.route: one.reason for one in report.routes if one.reason}
+    # 15 values are too few for random weights.
     assert sorted(refused) == [
         "dynamic_int4",
         "int4",
-    ]  # 15 values are too few for random weights
+    ]
     assert all("must agree with Keras" in reason for reason in refused.values())
     assert (
         min(one.bytes for one in report.routes if not one.reason) > 300 * 1024

@@ -151,9 +151,8 @@ class Specimen:
     ) -> None:
         """A file with another configuration, or other weights."""
         limit = sys.getrecursionlimit()
-        sys.setrecursionlimit(
-            20_000
-        )  # to write it; it is read with the usual one
+        # To write it; it is read with the usual one.
+        sys.setrecursionlimit(20_000)
         parts = {**self.parts, "config.json": json.dumps(config).encode()}
         sys.setrecursionlimit(limit)
         if weights is not None:
@@ -411,9 +410,8 @@ def config_cases(
             holders.setdefault(node["registered_name"], []).append(
                 (specimen, at)
             )
-    ours = (
-        keras.saving.get_custom_objects().items()
-    )  # a class may have an older name as well
+    # A class may have an older name as well.
+    ours = keras.saving.get_custom_objects().items()
     classes = {
         keras.saving.get_registered_name(c)
         for name, c in ours

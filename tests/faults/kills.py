@@ -293,9 +293,8 @@ def run(folder: Path, rng: random.Random, share: float) -> list[Count]:
     """The kills in what writes files."""
     for name in ("files", "export"):
         (folder / name).mkdir(parents=True)
-    os.environ["KSO_FAULTS"] = str(
-        folder
-    )  # by which the workers of this run are known
+    # By which the workers of this run are known.
+    os.environ["KSO_FAULTS"] = str(folder)
     return [
         *in_files(folder / "files", rng, share),
         in_export(folder / "export", rng, share),

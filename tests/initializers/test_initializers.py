@@ -141,10 +141,11 @@ def test_rescaling_keeps_the_variance():
 
 
 def test_refusals():
+    # Without a density it cannot draw.
     for pattern in (
         ExactOrthogonal(),
         RandomSparse(),
-    ):  # without a density it cannot draw
+    ):
         with pytest.raises(
             DensityError,
             match=r"a pattern for sparsify.*Received: density=None",
@@ -229,9 +230,8 @@ def test_refusals_of_ai():
         "tolerance": 1e-5,
         "min_decrease": 1e-6,
     }
-    ApproximateIsometry.from_config(
-        {**config, "mask": None}
-    )  # as in files of earlier versions
+    # As in files of earlier versions.
+    ApproximateIsometry.from_config({**config, "mask": None})
     with pytest.raises(ValueError, match=r"`mask` has been removed"):
         ApproximateIsometry.from_config(
             {**config, "mask": {"class_name": "__numpy__"}}

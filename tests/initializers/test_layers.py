@@ -36,9 +36,8 @@ def circular(layer, x):
     """What a stride-1 layer makes of `x` with circular padding, up to a shift."""
     spatial = range(1, x.ndim - 1)
     if "Transpose" in type(layer).__name__:
-        y = array(
-            layer(x)
-        )  # `taps - 1` longer: what hangs over belongs to the other end
+        # `taps - 1` longer: what hangs over belongs to the other end.
+        y = array(layer(x))
         for axis in spatial:
             keep, over = np.split(y, [x.shape[axis]], axis=axis)
             keep = keep.copy()

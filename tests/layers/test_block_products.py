@@ -40,9 +40,8 @@ def test_outputs_and_gradients_are_those_of_the_dense_kernel(
     monkeypatch.setattr(_token_products, "_MOST_GATHERED", most)
     monkeypatch.setattr(_block_products, "_CHUNK_BYTES", chunk)
     grid = BlockGrid.for_density(inputs, outputs, (rows, cols), density)
-    if (
-        pattern != "regular"
-    ):  # with a line of inputs, and any with one of outputs, without blocks
+    # With a line of inputs, and any with one of outputs, without blocks.
+    if pattern != "regular":
         live = (
             np.random.default_rng(1).random((grid.in_blocks, grid.out_blocks))
             < 0.4

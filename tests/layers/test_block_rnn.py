@@ -221,9 +221,8 @@ def test_layers_that_keep_their_states_are_told_and_keep_them():
         sparse = kso.sparsify(model, 0.5, seed=0, **OPTIONS)
     x = np.random.default_rng(0).normal(size=(2, 4, 32)).astype("float32")
     first, second = array(sparse(x)), array(sparse(x))
-    assert (
-        np.abs(first - second).max() > 1e-3
-    )  # it went on from the states of the first batch
+    # It went on from the states of the first batch.
+    assert np.abs(first - second).max() > 1e-3
     plain = kso.strip(sparse)
     plain.layers[0].reset_states()
     np.testing.assert_allclose(array(plain(x)), first, atol=1e-6)

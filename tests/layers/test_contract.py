@@ -136,9 +136,8 @@ def test_a_full_mask_trains_exactly_as_the_plain_layer(kinds):
             weight.parametrization.assign_mask(
                 np.ones(weight.shape, dtype=bool)
             )
-        for (
-            variable
-        ) in model.trainable_variables:  # what was dead is zero by now
+        # What was dead is zero by now.
+        for variable in model.trainable_variables:
             rng = np.random.default_rng(variable.shape[-1])
             variable.assign(0.3 * rng.normal(size=variable.shape))
         x, y = data(model, 3)

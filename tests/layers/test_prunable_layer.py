@@ -91,9 +91,8 @@ def restored(layer, weights):
 )
 def test_names_of_a_configuration(weights):
     layer = restored(L.LSTM(4), weights)
-    assert (
-        layer.get_config()["weights"] == weights
-    )  # as long as it is not built
+    # As long as it is not built.
+    assert layer.get_config()["weights"] == weights
     layer.build((None, 5, 3))
     assert list(layer.parametrizations) == [
         "lstm_cell/kernel",
@@ -156,9 +155,8 @@ def test_a_layer_that_is_built_late_draws_once(monkeypatch, lazily):
 
     block = Block()
     if lazily:
-        keras.Sequential(
-            [keras.Input((6, 8)), block]
-        )  # builds in a scope that only traces
+        # Builds in a scope that only traces.
+        keras.Sequential([keras.Input((6, 8)), block])
     else:
         block.dense.build((None, 6, 8))
         block.depthwise.build((None, 6, 8))
@@ -172,9 +170,8 @@ def test_a_layer_that_is_built_late_draws_once(monkeypatch, lazily):
             assert not weight.raw_value()[
                 ~weight.parametrization.mask_value()
             ].any()
-            assert isinstance(
-                weight.initializer, ExactOrthogonal
-            )  # as before it was built
+            # As before it was built.
+            assert isinstance(weight.initializer, ExactOrthogonal)
             if weight.path != "depthwise_conv1d/kernel":
                 assert orthogonality_error(weight.value, weight.layout) < 1e-6
 

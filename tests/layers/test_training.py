@@ -239,9 +239,8 @@ def largest_dead(model, raw):
 @pytest.mark.core
 def test_effective_weights_stay_zero_and_so_do_files(tmp_path):
     model = by_muon(kso.sparsify(two_layers(), 0.4, seed=0))
-    assert (
-        largest_dead(model, raw=True) > 1e-3
-    )  # Muon's own doing, and of no consequence
+    # Muon's own doing, and of no consequence.
+    assert largest_dead(model, raw=True) > 1e-3
     assert largest_dead(model, raw=False) == 0
     outputs = model.predict(X, verbose=0)
     loaded = reloaded(model, tmp_path)

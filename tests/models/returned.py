@@ -24,10 +24,11 @@ from keras_sparse_ortho.schedules import Cubic
 from tests.models.networks import Block, Written
 
 L = keras.layers
+# Of the input and of the outputs of every kind of model.
 SHAPE, CLASSES = (
     (4, 16),
     8,
-)  # of the input and of the outputs of every kind of model
+)
 x = np.random.default_rng(0).normal(size=(8, *SHAPE)).astype("float32")
 
 

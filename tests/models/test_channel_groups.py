@@ -27,12 +27,10 @@ def networks(quick_on_jax):
     """The networks with the marks of the backends that they run on."""
     params = []
     for name in NETWORKS:
-        marks = (
-            [] if name == quick_on_jax else [pytest.mark.slow_on("jax")]
-        )  # it compiles for long
-        if (
-            name == "channels_first"
-        ):  # TensorFlow has no such convolutions on processors
+        # It compiles for long.
+        marks = [] if name == quick_on_jax else [pytest.mark.slow_on("jax")]
+        # TensorFlow has no such convolutions on processors.
+        if name == "channels_first":
             marks.append(pytest.mark.not_tensorflow)
         if name != "positions":  # Keras normalizes the last axis alone on torch
             marks.append(pytest.mark.core)
@@ -69,9 +67,8 @@ def test_dead_columns_go_with_their_constants(name):
             layer.set_weights([kernel, bias])
     rows = samples(model)
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", UserWarning
-        )  # some normalization needs the channels
+        # Some normalization needs the channels.
+        warnings.simplefilter("ignore", UserWarning)
         small = kso.remove_channels(model)
     shrinks = name != "grouped"
     assert (small.count_params() < model.count_params()) == shrinks

@@ -105,9 +105,8 @@ def test_plans_for_another_model_are_refused():
     with pytest.raises(
         UnknownWeightError, match=r"another model.*Received: .*hidden/kernel"
     ):
-        kso.models.apply(
-            kso.sparsify(network(), 0.5, seed=0), trained
-        )  # a twin: the same paths
+        # A twin: the same paths.
+        kso.models.apply(kso.sparsify(network(), 0.5, seed=0), trained)
 
 
 def test_a_result_that_is_not_as_planned_is_refused():

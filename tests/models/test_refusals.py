@@ -84,9 +84,8 @@ def state(model):
     ]
     try:
         config = json.dumps(model.get_config(), default=str)
-    except (
-        NotImplementedError
-    ):  # of a class that does not say what it is made by
+    # Of a class that does not say what it is made by.
+    except NotImplementedError:
         config = ""
     kernels = [(w.path, w.live) for w in kso.prunable_weights(model)]
     compiled = model.compiled, [id(v) for v in model.trainable_variables]
@@ -359,10 +358,11 @@ def test_failures_when_much_has_been_changed(make, in_place, monkeypatch):
             with pytest.raises(Broken):
                 (verb.in_place if in_place else verb)(models[name], **arguments)
         assert state(models[name]) == before, (name, verb, attribute)
+    # Go on as if nothing had happened.
     for model in (
         models["masked"],
         models["compact"],
-    ):  # go on as if nothing had happened
+    ):
         counts = {
             weight.path: weight.live for weight in kso.prunable_weights(model)
         }

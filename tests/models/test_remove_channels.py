@@ -74,9 +74,8 @@ def assert_equal(small, model):
 def assert_smaller_and_equal(model):
     small = kso.remove_channels(model)
     assert_equal(small, model)
-    assert (
-        np.median(outputs(model, samples(model)).std(axis=0)) > 1e-3
-    )  # it says something
+    # It says something.
+    assert np.median(outputs(model, samples(model)).std(axis=0)) > 1e-3
     assert names(small) == names(model)
     assert all(
         type(layer).__module__.startswith("keras.") for layer in small.layers
@@ -371,9 +370,8 @@ def test_a_bias_is_made_where_there_was_none():
     zero_columns(model.get_layer("hidden"), (0, 2))
     small = kso.remove_channels(model)
     head = small.get_layer("head")
-    folded = 0.5 * model.get_layer("head").get_weights()[0][[0, 2]].sum(
-        0
-    )  # sigmoid(0)
+    # Sigmoid(0).
+    folded = 0.5 * model.get_layer("head").get_weights()[0][[0, 2]].sum(0)
     np.testing.assert_allclose(array(head.bias), folded, atol=1e-6)
     assert_equal(small, model)
 
@@ -514,9 +512,8 @@ def test_models_of_which_the_graph_is_not_known_are_refused():
 def test_dead_channels_that_stay_are_told():
     inputs = keras.Input((5, 4))
     x = L.ReLU(name="relu")(L.Dense(6, name="before")(inputs))
-    x = Mixing(6, name="block")(
-        x
-    )  # written as a class: which of its layers reads which?
+    # Written as a class: which of its layers reads which?
+    x = Mixing(6, name="block")(x)
     model = keras.Model(
         inputs, L.Dense(3, name="head")(L.Dense(8, name="after")(x))
     )

@@ -56,9 +56,8 @@ def test_checkpoint(name, tmp_path):
     one, two = RETURNED[name](), RETURNED[name]()
     disturb(one)
     path = tf.train.Checkpoint(model=one).save(str(tmp_path / "model"))
-    assert (
-        len(tf.train.list_variables(path)) == len(one.weights) + 2
-    )  # a graph and a counter
+    # A graph and a counter.
+    assert len(tf.train.list_variables(path)) == len(one.weights) + 2
     status = tf.train.Checkpoint(model=two).restore(path)
     status.assert_existing_objects_matched().assert_consumed()
     assert_same(one, two)
@@ -221,9 +220,8 @@ def test_saved_model(name, tmp_path):
     tf.saved_model.save(model, str(tmp_path))
     serve = tf.saved_model.load(str(tmp_path)).signatures["serving_default"]
     (argument,) = serve.structured_input_signature[1]
-    row = x[
-        :1
-    ]  # the signature of a subclassed model has the batch size that it was called with
+    # The signature of a subclassed model has the batch size that it was called with.
+    row = x[:1]
     (outputs,) = serve(**{argument: tf.constant(row)}).values()
     np.testing.assert_allclose(array(outputs), array(model(row)), atol=1e-5)
 

@@ -110,9 +110,8 @@ def test_what_fails_leaves_parameters_and_modules(made, storage, monkeypatch):
     monkeypatch.setattr(
         "keras_sparse_ortho.models._rewrite.save_with_layers", fails
     )
-    with pytest.raises(
-        RuntimeError, match="late"
-    ):  # whose layers have records of their own
+    # Whose layers have records of their own.
+    with pytest.raises(RuntimeError, match="late"):
         kso.convert.in_place(
             model, "compact" if storage == "masked" else storage
         )

@@ -138,10 +138,11 @@ MADE = {
     "remove_channels": lambda m: kso.remove_channels(_with_dead_channels(m)),
 }
 
+# Layers of other sizes, or two in place of one.
 _MADE_ANEW = (
     "remove_channels",
     "strip low rank",
-)  # layers of other sizes, or two in place of one
+)
 
 
 def _with_dead_channels(model):
@@ -273,9 +274,8 @@ def test_metrics_and_losses_inside_of_layers_are_those_of_the_copy(make):
     dense.compile("sgd", "mse", run_eagerly=True)
     plain = dense.train_on_batch(inputs, inputs, return_dict=True)
     assert logs.keys() == plain.keys() == {"loss", "seen"}
-    assert bool(logs["seen"]) == bool(
-        plain["seen"]
-    )  # Keras on JAX leaves it at 0
+    # Keras on JAX leaves it at 0.
+    assert bool(logs["seen"]) == bool(plain["seen"])
     assert losses == len(dense.losses)
     model(inputs)
     assert len(model.losses) == 1

@@ -59,9 +59,8 @@ def whole_way(model, x, folder=None, storage="masked"):
     assert sum(w.live for w in weights) == round(
         0.4 * sum(w.size for w in weights)
     )
-    assert len(sparse.weights) == len(model.weights) + len(
-        weights
-    )  # one mask each, nothing twice
+    # One mask each, nothing twice.
+    assert len(sparse.weights) == len(model.weights) + len(weights)
     assert all(weight.parametrization.is_as_drawn() for weight in weights)
 
     sparse.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=False)
@@ -97,9 +96,8 @@ def whole_way(model, x, folder=None, storage="masked"):
     )
     if folder is None:
         return sparse, plain
-    if (
-        storage == "masked"
-    ):  # files of compact weights are for masks of the same counts
+    # Files of compact weights are for masks of the same counts.
+    if storage == "masked":
         other = kso.sparsify(model, 0.4, seed=1)
         sparse.save_weights(folder / "sparse.weights.h5")
         other.load_weights(folder / "sparse.weights.h5")
@@ -231,7 +229,6 @@ def test_holders_of_one_layer_hold_one_wrapper():
     assert sparse._pair.first is sparse.third
     sparse, _ = whole_way(networks.tied(), IDS)
     assert sparse.get_layer("head").embedding is sparse.get_layer("embedding")
-    other = kso.sparsify(
-        networks.tied(), 0.3, seed=0, include="hidden"
-    )  # of which none is masked
+    # Of which none is masked.
+    other = kso.sparsify(networks.tied(), 0.3, seed=0, include="hidden")
     assert other.get_layer("head").embedding is other.get_layer("embedding")

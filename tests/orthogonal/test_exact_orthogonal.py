@@ -195,9 +195,8 @@ def test_angles_are_uniform():
     )
     angles = np.arctan2(drawn["sin"], drawn["cos"]) % (2 * np.pi)
     counts, _ = np.histogram(angles, bins=16, range=(0, 2 * np.pi))
-    assert (
-        (counts - 250) ** 2 / 250
-    ).sum() < 37.7  # chi-square, 15 degrees, p = 0.001
+    # Chi-square, 15 degrees, p = 0.001.
+    assert ((counts - 250) ** 2 / 250).sum() < 37.7
 
 
 def test_pairs_are_uniform():
@@ -205,9 +204,8 @@ def test_pairs_are_uniform():
     counts = np.zeros((6, 6))
     np.add.at(counts, (drawn["first"], drawn["second"]), 1)
     off = counts[~np.eye(6, dtype=bool)]
-    assert (
-        (off - 1000) ** 2 / 1000
-    ).sum() < 58.3  # chi-square, 29 degrees, p = 0.001
+    # Chi-square, 29 degrees, p = 0.001.
+    assert ((off - 1000) ** 2 / 1000).sum() < 58.3
 
 
 def test_the_gain_and_the_generator():

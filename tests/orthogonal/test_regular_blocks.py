@@ -226,9 +226,8 @@ def test_what_can_be_completed_is(lines, groups, share, kept, seed):
     np.put_along_axis(
         live, regular_pattern(groups, lines, fan, rng).astype(int), True, axis=1
     )
-    live &= (
-        rng.random(live.shape) < kept
-    )  # some of a regular pattern, so there is a way
+    # Some of a regular pattern, so there is a way.
+    live &= rng.random(live.shape) < kept
     before = live.copy()
     assert complete(live, fan, lines * fan // groups, rng)
     assert (live.sum(axis=1) == fan).all()
@@ -286,9 +285,8 @@ def test_wide_kernels_never_have_a_dense_form():
 def test_densities():
     structure = Block(8, 8, regular=True)
     assert regular_blocks((64, 64), 0.3, structure, seed=0).density == 0.25
-    assert (
-        regular_blocks((64, 96), 0.3, structure, seed=0).density == 0.25
-    )  # I = 8, J = 12
+    # I = 8, J = 12.
+    assert regular_blocks((64, 96), 0.3, structure, seed=0).density == 0.25
     assert (
         structure.least((1, 1, 64, 96))
         == structure.covering((1, 1, 64, 96))
@@ -341,9 +339,8 @@ def test_refusals():
 def test_the_shorter_side_may_be_padded(seed):
     rng = np.random.default_rng(seed)
     width, count = int(rng.integers(21, 40)), int(rng.integers(2, 7))
-    short = width * count - int(
-        rng.integers(1, count)
-    )  # at most a twentieth is padding
+    # At most a twentieth is padding.
+    short = width * count - int(rng.integers(1, count))
     longer = (count * int(rng.integers(1, 4)), int(rng.integers(width, 50)))
     sides = [(short, width), (longer[0] * longer[1], longer[1])]
     (inputs, rows), (outputs, cols) = sides if seed % 2 else sides[::-1]
@@ -424,9 +421,8 @@ def test_trades_reach_all_of_a_larger_set():
         key = regular_pattern(4, 4, 2, rng).tobytes()
         counts[key] = counts.get(key, 0) + 1
     assert len(counts) == 90
-    assert (
-        sum((count - 50) ** 2 / 50 for count in counts.values()) < 135
-    )  # 89 degrees, 0.001
+    # 89 degrees, 0.001.
+    assert sum((count - 50) ** 2 / 50 for count in counts.values()) < 135
 
 
 def damaged(place, value):

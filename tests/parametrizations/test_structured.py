@@ -73,9 +73,8 @@ def test_gradients_of_channels_are_those_of_the_formula(g):
         model, made.weight.variable, found["kernel"], step=2e-3
     )
     assert_finite_differences(model, made.s, found["kernel_s"], step=1e-2)
-    made.s.assign(
-        -200.0
-    )  # channels of zeros have no gradient, even without a threshold
+    # Channels of zeros have no gradient, even without a threshold.
+    made.s.assign(-200.0)
     found = differentiated(model)
     assert not found["kernel"][:, 0].any()
     assert np.isfinite(found["kernel_s"])
@@ -235,9 +234,8 @@ def test_low_rank_starts_from_the_weight():
     assert made.live_rank == 5
     _, made, _ = low_rank(rank=2, g="exp", s_init=-200.0)
     error = np.linalg.norm(effective_value(made) - KERNEL)
-    assert error == pytest.approx(
-        np.linalg.norm(singular[2:]), rel=1e-5
-    )  # the best of rank 2
+    # The best of rank 2.
+    assert error == pytest.approx(np.linalg.norm(singular[2:]), rel=1e-5)
     left, right = made.factors()
     np.testing.assert_allclose(left @ right, effective_value(made), atol=1e-6)
 
@@ -389,9 +387,8 @@ def test_layers_on_masked_sequences_keep_their_shape():
         3,
     )
     x = np.array([[1, 2, 3, 0, 0, 0], [4, 5, 6, 7, 8, 0]])
-    plain = check_stripped(
-        model, x
-    )  # a Sequential model would not pass the mask on
+    # A Sequential model would not pass the mask on.
+    plain = check_stripped(model, x)
     assert not [la for la in plain.layers if isinstance(la, keras.Sequential)]
 
 

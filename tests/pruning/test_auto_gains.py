@@ -131,9 +131,8 @@ def test_the_norm_is_that_of_the_usual_kernel_under_a_mask(layer, shape):
 
 def test_residual_branches_and_concatenations():
     inputs = keras.Input((12,))
-    x = L.Dense(12, name="stem")(
-        inputs
-    )  # its ways: a sum that goes on, and a normalized one
+    # Its ways: a sum that goes on, and a normalized one.
+    x = L.Dense(12, name="stem")(inputs)
     y = L.Dense(12, name="inner")(L.ReLU()(L.BatchNormalization()(x)))
     y = L.Dense(12, activation="relu", name="branch")(L.LayerNormalization()(y))
     x = L.Concatenate()(
@@ -162,9 +161,8 @@ def test_nested_models_and_operations():
     )
     found = gains(model, density=0.5)
     assert found["block/a"] == pytest.approx(np.sqrt(2))
-    assert found["block/b"] == pytest.approx(
-        np.sqrt(0.5)
-    )  # in the outer model, normalized
+    # In the outer model, normalized.
+    assert found["block/b"] == pytest.approx(np.sqrt(0.5))
     assert found["time_distributed/c"] == pytest.approx(1.0)
 
 

@@ -377,10 +377,11 @@ def test_a_kernel_is_on_blocks_or_that_is_told(shape, structure):
     )
     on_blocks = shape == "divisible"
     options = {"storage": "blocks", "structure": structure, "seed": 0}
+    # A size that fits no kernel.
     if structure is not None and shape in (
         "classes",
         "prime",
-    ):  # a size that fits no kernel
+    ):
         with pytest.raises(LayoutError, match="needs inputs divisible by 16"):
             kso.sparsify(model, 0.2, **options)
         return

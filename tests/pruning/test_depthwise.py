@@ -151,9 +151,8 @@ def test_budgets_by_name_say_what_they_lift():
     assert budget.counts["depthwise/kernel"] == 16
     assert budget.lifted_from["depthwise/kernel"] < 16
     assert "lifted from" in repr(budget)
-    few = kso.budgets.uniform(
-        mobile(), 0.03, orthogonal=False
-    )  # 48 outputs, 44 entries
+    # 48 outputs, 44 entries.
+    few = kso.budgets.uniform(mobile(), 0.03, orthogonal=False)
     assert few.live < sum(DEPTHWISE.values())
     assert few.counts["head/kernel"] > 1
 

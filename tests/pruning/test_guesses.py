@@ -119,9 +119,8 @@ def test_layers_and_indices_select_kernels():
     assert masked(kso.sparsify(outer, 0.5, include=model, seed=0)) == [
         f"{model.name}/{path}" for path in PATHS
     ]
-    with pytest.warns(
-        UserWarning, match="stay dense"
-    ):  # no index counts unregistered matrices
+    # No index counts unregistered matrices.
+    with pytest.warns(UserWarning, match="stay dense"):
         assert masked(kso.sparsify(with_mixer(), 0.5, exclude=-1, seed=0)) == [
             "lift/kernel"
         ]

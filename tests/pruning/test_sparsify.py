@@ -56,9 +56,8 @@ def test_kept_weights_are_the_largest_of_each_kernel(name):
         if not mask.all():
             magnitude = np.abs(given[weight.path])
             ranked = mask
-            if depthwise_outputs(
-                magnitude.shape, weight.layout
-            ):  # one input an output
+            # One input an output.
+            if depthwise_outputs(magnitude.shape, weight.layout):
                 taps = tuple(range(magnitude.ndim - 2))
                 assert mask.any(axis=taps).all()  # each output has a live entry
                 ranked = mask & (magnitude < magnitude.max(axis=taps))

@@ -281,9 +281,8 @@ def test_the_dense_kernel_of_a_copy_is_never_allocated(monkeypatch):
     for storage, copied in (("masked", [(6, 4), (4,)]), ("compact", [(4,)])):
         shapes.clear()
         model = kso.prune(dense, 0.5, storage=storage)
-        if (
-            keras.backend.backend() != "torch"
-        ):  # whose modules hold parameters from `build` on
+        # Whose modules hold parameters from `build` on.
+        if keras.backend.backend() != "torch":
             assert shapes == copied
         assert kso.prunable_weights(model)[0].live == 12
 

@@ -22,9 +22,8 @@ from tests.helpers import (
 from tests.models.networks import HEAVY, MODELS
 
 L = keras.layers
-JIT = (
-    keras.backend.backend() == "jax"
-)  # eager JAX is slow; XLA on TensorFlow compiles for long
+# Eager JAX is slow; XLA on TensorFlow compiles for long.
+JIT = keras.backend.backend() == "jax"
 
 
 def network():
@@ -223,9 +222,8 @@ def test_counts_ties_and_seeds():
     model = network()
     for layer in model.layers:
         layer.kernel.assign(np.ones(layer.kernel.shape))
-    tied = saliency.magnitude(
-        model, 0.6
-    )  # 14 of 24: the first 12, and two more
+    # 14 of 24: the first 12, and two more.
+    tied = saliency.magnitude(model, 0.6)
     assert tied.counts == {"a/kernel": 12, "b/kernel": 2}
     assert tied.masks["b/kernel"].reshape(-1)[:2].all()
     one, same, other = (
@@ -370,9 +368,8 @@ def network_of(kind, outputs=3):
     x = L.Dense(8, "tanh", name="a")(inputs)
     x = LAYERS[kind]()(x, x) if kind == "attention" else LAYERS[kind]()(x)
     model = keras.Model(inputs, L.Dense(outputs, name="b")(L.Flatten()(x)))
-    model.compile(
-        loss="mse", jit_compile=jit_if_quicker()
-    )  # GraSP softens no such loss
+    # GraSP softens no such loss.
+    model.compile(loss="mse", jit_compile=jit_if_quicker())
     return model
 
 

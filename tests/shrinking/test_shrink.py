@@ -73,9 +73,8 @@ def test_each_output_is_scored_by_its_kind():
     answers = [boxes + 0.3, classes[::-1]]
     assert judge.score(answers).mean == pytest.approx(0.5 * (0.99 + 0.15))
     verdict = judge.verdict(answers)
-    assert verdict.lost == pytest.approx(
-        0.85 - 0.15
-    )  # of the classes, which lose more than boxes
+    # Of the classes, which lose more than boxes.
+    assert verdict.lost == pytest.approx(0.85 - 0.15)
     assert verdict.margin == pytest.approx(0.1 / np.sqrt(2))
     assert verdict.agreement == 0.0
     judge = Judge(
@@ -242,9 +241,8 @@ def test_rows_that_cannot_tell_files_apart_are_known():
     by_luck = Judge([outputs], lucky, None, [SOFTMAX])
     assert by_luck.dense.mean == pytest.approx(0.15)
     assert by_luck.is_by_chance
-    few = Judge(
-        [outputs[:8]], labels[:8], None, [SOFTMAX]
-    )  # all right, on few rows
+    # All right, on few rows.
+    few = Judge([outputs[:8]], labels[:8], None, [SOFTMAX])
     assert not few.is_by_chance
     equal = np.repeat(outputs[:1], 300, axis=0)
     assert Judge([equal], None, None, [SOFTMAX]).is_by_chance

@@ -43,9 +43,8 @@ def test_each_layer_ends_at_its_share(tf_keras, sparsity):
         weights = kso.tfmot.prunable_weights(each)
         assert [w.path for w in weights] == list(budget)
         for weight in weights:
-            assert (
-                abs(weight.live - budget.counts[weight.path]) <= 1
-            )  # TFMOT rounds otherwise
+            # TFMOT rounds otherwise.
+            assert abs(weight.live - budget.counts[weight.path]) <= 1
 
 
 def test_a_function_makes_the_schedules(tf_keras, sparsity):
@@ -219,9 +218,8 @@ def test_zeros_and_moments_stay_and_stripping_keeps_them(
     model.compile(tf_keras.optimizers.Adam(1e-2), "mse", jit_compile=jit)
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(64, 16)), rng.normal(size=(64, 10))
-    callbacks = (
-        [] if jit else [sparsity.UpdatePruningStep()]
-    )  # which masks do not need
+    # Which masks do not need.
+    callbacks = [] if jit else [sparsity.UpdatePruningStep()]
     model.fit(x, y, epochs=2, verbose=0, callbacks=callbacks)
     optimizer = model.optimizer
     for weight in weights:

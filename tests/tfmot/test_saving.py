@@ -116,9 +116,8 @@ def folder(tmp_path_factory):
                     model.save(place / name, save_format=form)
             arrays = {"y": model(X).numpy()}
             for index, weight in enumerate(kso.tfmot.prunable_weights(model)):
-                if (
-                    weight.state is not None
-                ):  # a live entry may be 0: away from a 3 x 3's center
+                # A live entry may be 0: away from a 3 x 3's center.
+                if weight.state is not None:
                     own = {"value": weight.value, "mask": weight.state.mask()}
                     own |= {
                         "raw": weight.raw_value(),
@@ -220,9 +219,8 @@ def test_nothing_is_saved_twice(fitted, kind, tmp_path):
     import h5py
 
     model = fitted[kind]
-    clone = type(model).from_config(
-        model.get_config()
-    )  # not compiled: no moments in the file
+    # Not compiled: no moments in the file.
+    clone = type(model).from_config(model.get_config())
     clone.save_weights(tmp_path / "model.weights.h5")
     sizes = []
     with h5py.File(tmp_path / "model.weights.h5") as file:

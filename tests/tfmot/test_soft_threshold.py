@@ -255,9 +255,8 @@ def test_loops_of_ones_own(tf_keras, sparsity):
     for optimizer in (tf_keras.optimizers.Adam(), None):
         model = kso.tfmot.prune_with_soft_threshold(network(tf_keras))
         model.optimizer = optimizer
-        schedule = sparsity.PolynomialDecay(
-            0.0, 0.5, 0, 6, frequency=2
-        )  # its end is replaced
+        # Its end is replaced.
+        schedule = sparsity.PolynomialDecay(0.0, 0.5, 0, 6, frequency=2)
         steering = kso.tfmot.TargetDensity(0.3, schedule)
         steering.set_model(model)
         steering.on_train_begin()
@@ -281,19 +280,19 @@ def test_loops_of_ones_own(tf_keras, sparsity):
             step()
             if optimizer is not None:
                 assert_kernels_are_effective(model)
-            if (
-                number == 3
-            ):  # in the middle: what is handed out is what the model computes with
+            # In the middle: what is handed out is what the model computes with.
+            if number == 3:
                 np.testing.assert_allclose(
                     sparsity.strip_pruning(model)(X), model(X), atol=1e-6
                 )
         steering.on_epoch_end(batch=-1)  # as TFMOT's guide has it
         plain = sparsity.strip_pruning(model)
         np.testing.assert_allclose(plain(X), model(X), atol=1e-6)
+        # .3 * 768.
         assert (
             sum(weight.live for weight in kso.tfmot.prunable_weights(plain))
             == 230
-        )  # .3 * 768
+        )
 
 
 def test_refusals(tf_keras):

@@ -151,9 +151,8 @@ def test_tables_are_found_by_the_name_above_them(results):
         "columns": ["accuracy | .1f", "lost | g"],
         "gaps": [["0.1", "lost | g"]],
     }
-    assert "| a tenth | 87.0 ± 0.1 | - |" in filled(
-        **gaps
-    )  # until it is measured
+    # Until it is measured.
+    assert "| a tenth | 87.0 ± 0.1 | - |" in filled(**gaps)
     with pytest.raises(figures.FigureError, match="no longer a gap"):
         filled(gaps=[["0.1", "accuracy | .1f"]])
 

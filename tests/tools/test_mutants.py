@@ -14,9 +14,8 @@ def test_every_fault_can_be_put_in(mutant, tmp_path):
     copy = tmp_path / PACKAGE / file
     copy.parent.mkdir(parents=True)
     copy.write_text((ROOT / PACKAGE / file).read_text())
-    mutant.apply(
-        tmp_path
-    )  # raises where it would change nothing, or would not compile
+    # Raises where it would change nothing, or would not compile.
+    mutant.apply(tmp_path)
     assert mutant.fault
     for test in mutant.tests:
         assert (ROOT / test.partition("::")[0]).exists(), test

@@ -44,9 +44,8 @@ def test_workflows_run_actions_of_one_commit_and_targets_that_exist():
         run = re.findall(
             r"run: make ((?:[\w-]+ ?)+)(?:$| \w+=)", text, re.MULTILINE
         )
-        run += re.findall(
-            r"^ {10}- ([\w-]+)$", text, re.MULTILINE
-        )  # of a matrix
+        # Of a matrix.
+        run += re.findall(r"^ {10}- ([\w-]+)$", text, re.MULTILINE)
         assert {
             word for line in run for word in line.split() if "=" not in word
         } <= targets, name

@@ -25,9 +25,8 @@ def test_every_public_name_has_a_docstring_and_a_place():
         assert sorted(names) == sorted(module.__all__), room
         for name in names:
             thing = getattr(module, name)
-            if inspect.isclass(thing) or inspect.isfunction(
-                thing
-            ):  # the site has the others
+            # The site has the others.
+            if inspect.isclass(thing) or inspect.isfunction(thing):
                 assert (thing.__doc__ or "").strip(), f"{room}.{name}"
     for name in kso.__all__:
         assert hooks.home(name), name
@@ -115,10 +114,11 @@ ROOMS = tuple(
 NAMED = re.compile(
     rf"(?<![\w/.-])(?:\.\./)*((?:{'|'.join(TOP)})/[\w./*-]+|(?:{'|'.join(ROOMS)})/\w+\.py)"
 )
+# Results; the name in a LiteRT file.
 WRITTEN = (
     "benchmarks/out",
     f"{PACKAGE}/1",
-)  # results; the name in a LiteRT file
+)
 INVENTED = ("test_release.py", "test_site.py")  # they make folders of their own
 
 

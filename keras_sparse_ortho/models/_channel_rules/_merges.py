@@ -61,9 +61,8 @@ class Operand:
         """The constant of each channel, NaN where it differs between positions."""
         if self.array is None:
             return inputs[self.channels]
-        array = np.asarray(self.array, np.float64)[
-            ..., None
-        ]  # all channels alike
+        # All channels alike.
+        array = np.asarray(self.array, np.float64)[..., None]
         if self.has_channels:
             array = np.moveaxis(array[..., 0], self.axis, -1)
         array = array.reshape(-1, array.shape[-1])

@@ -81,9 +81,8 @@ def _tied_by_places(
         by_channel = np.moveaxis(places, axis - 1, 0).reshape(
             places.shape[axis - 1], -1
         )
-        if (
-            by_channel == by_channel[:, :1]
-        ).all():  # the usual case, of many outputs
+        # The usual case, of many outputs.
+        if (by_channel == by_channel[:, :1]).all():
             return rule(call.layer, by_channel[:, :1].T, axis)
         sources = [np.unique(line) for line in by_channel]
         count = len(sources[0])
