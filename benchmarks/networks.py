@@ -527,7 +527,7 @@ class ScannedStack(keras.layers.Layer):
     ) -> None:
         super().__init__(autocast=False, dtype=layer.variable_dtype, **kwargs)
         self.depth = depth
-        # What follows its kernels.
+        # what follows its kernels
         self.activation = getattr(layer, "activation", None)
         self._inside = _Inside(layer)
 

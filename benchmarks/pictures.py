@@ -497,7 +497,7 @@ def forces() -> Figure:
         for run in finished(RESULTS / "learnt.jsonl")
         if run["part"] == "forces"
     ]
-    # Of steps, of s, by decay, by loss and t, of layers.
+    # of steps, of s, by decay, by loss and t, of layers
     curves = np.array(run["curves"])
     steps = run["epochs"] / len(curves) * np.arange(1, len(curves) + 1)
     titles = {

@@ -406,7 +406,7 @@ class Forces(keras.callbacks.Callback):
     ):
         super().__init__()
         self.rate, self.strength, self.momentum = rate, strength, momentum
-        # Of steps: s, by decay, by loss, t, each by layer.
+        # of steps: s, by decay, by loss, t, each by layer
         self.curves: list[list[list[float]]] = []
 
     def _s(self) -> np.ndarray:

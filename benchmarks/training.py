@@ -145,7 +145,7 @@ def shuffled(
         len(arrays["x"]),
     )
 
-    # Of one epoch: as Keras does it, in half the time of `shuffle`.
+    # of one epoch: as Keras does it, in half the time of `shuffle`
     def order(
         pair: Any,
     ) -> Any:

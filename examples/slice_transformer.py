@@ -94,7 +94,7 @@ def sliced(model: keras.Model, tokens: np.ndarray, width: int) -> keras.Model:
     def into(kernel, basis):  # what adds to the stream
         return kernel @ center @ basis
 
-    # What reads a normalization: its scale and shift go in.
+    # what reads a normalization: its scale and shift go in
     def reading(norm, basis, *denses):
         scale, shift = _values(norm)
         for dense, new in denses:

@@ -85,7 +85,7 @@ def as_text(value: object) -> str:
     """A value for an error message, shortened."""
     try:
         text = repr(value)
-    # Of too deep lists and too long integers.
+    # of too deep lists and too long integers
     except (
         RecursionError,
         ValueError,

@@ -87,7 +87,7 @@ class _Copier:
         # Their items must be whole to be hashed.
         self._hashed: list[Callable[[], None]] = []
         self._empty = {id(variable) for variable in without_values}
-        # Of objects that are known to lead nowhere.
+        # of objects that are known to lead nowhere
         self._shared_ids: set[int] = set()
         self._place = ""  # the attribute that is being copied, for errors
         shared_kinds, self._states = _kinds_of_backend()
@@ -335,7 +335,7 @@ def _node_keys(model: keras.Model) -> Iterator[str]:
 
 def _copy_of_state(state: AnyObject) -> AnyObject:
     """The copy of a variable or tensor of the backend."""
-    # Of torch, where others cannot be copied.
+    # of torch, where others cannot be copied
     if not getattr(state, "is_leaf", True):
         state = state.detach()
     return copy.deepcopy(state)

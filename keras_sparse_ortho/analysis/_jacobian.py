@@ -157,7 +157,7 @@ def _samples(model: keras.layers.Layer, x: TensorLike) -> np.ndarray:
             f"Jacobians are computed for models with one input. Received: {len(inputs)} inputs"
         )
     (samples,) = inputs
-    # Of which the backend may narrow the dtype.
+    # of which the backend may narrow the dtype
     if not isinstance(samples, np.ndarray):
         samples = to_numpy(samples)
     is_float = np.issubdtype(samples.dtype, np.floating)

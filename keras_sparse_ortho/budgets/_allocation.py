@@ -268,6 +268,6 @@ def _bounds(
     """Bounds of counts with as few dead outputs as `total` allows."""
     covering = [need.covering for need in needs]
     if total < sum(covering):
-        # What one weight has beyond covering, another lacks.
+        # what one weight has beyond covering, another lacks
         return [need.least for need in needs], covering
     return covering, sizes

@@ -32,7 +32,7 @@ _FEW_ITERATIONS = 16  # where only errors are needed
 _OUTPUTS = 64  # that are refitted to choose the damping
 _CHECK_EVERY = 4
 _REFINEMENTS: tuple[type, ...] = (np.float32, np.float32, np.float64)
-# Of squared residuals in one refinement.
+# of squared residuals in one refinement
 _REDUCTION: dict[type, float] = {
     np.float32: 1e-7,
     np.float64: 0.0,

@@ -72,7 +72,7 @@ def _constants(model: ModelT) -> list[_Constant]:
             continue
         values = weight.values()
         by_first_axis = values.reshape(len(values), -1)
-        # Of depthwise kernels, embeddings.
+        # of depthwise kernels, embeddings
         by_last_axis = values.reshape(-1, values.shape[-1]).T
         matrices = [
             _sampled(by_first_axis),

@@ -26,7 +26,7 @@ _DTYPES = {
     "INT4": "i1",
     "INT2": "i1",
 }
-# Of an entry, where a byte holds several.
+# of an entry, where a byte holds several
 _BITS = {
     "INT4": 4,
     "INT2": 2,

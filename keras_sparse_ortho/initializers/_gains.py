@@ -13,7 +13,7 @@ from keras_sparse_ortho._backend import float64_operations, value_and_gradients
 from keras_sparse_ortho._checks import check_number, other_keywords
 from keras_sparse_ortho._values import to_numpy
 
-# Of pre-activations, between which a fixed point lies.
+# of pre-activations, between which a fixed point lies
 _VARIANCES = np.geomspace(1e-6, 1e3, 73)
 _TINY_VARIANCE = _VARIANCES[0] * 1e-6  # stands for 0
 _TINY_EXCESS = 1e-6  # of the fixed point 0

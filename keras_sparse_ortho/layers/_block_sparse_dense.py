@@ -307,7 +307,7 @@ class BlockSparseConv(BlockSparseLayer):
                 strict=True,
             )
         ]
-        # Of lines without live blocks.
+        # of lines without live blocks
         outputs.append(ops.zeros_like(outputs[0]))
         outputs = [outputs[place] for place in grid.of_outputs.place]
         result = (

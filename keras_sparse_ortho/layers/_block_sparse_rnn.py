@@ -44,7 +44,7 @@ class _Blocks(NamedTuple):
 
 
 _DENSE = _Blocks(None, 32, None)
-# Of arguments, by kernel.
+# of arguments, by kernel
 _PREFIXES = {
     "": "kernel",
     "recurrent_": "recurrent_kernel",

@@ -50,7 +50,7 @@ _HINGES = (
     "hinge",
     "squared_hinge",
 )
-# Of a loss that takes probabilities.
+# of a loss that takes probabilities
 _ENDS = {
     "classes": "softmax",
     "bits": "sigmoid",

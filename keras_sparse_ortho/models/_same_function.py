@@ -117,7 +117,7 @@ class Probe:
         try:
             outputs = _outputs(model, self._sample, values)
             repeated_outputs = _outputs(model, self._sample, values)
-        # Of someone else's code, on inputs that it has not chosen.
+        # of someone else's code, on inputs that it has not chosen
         except Exception:
             return
         # Layers that draw random numbers in calls never give the same twice.

@@ -142,7 +142,7 @@ class SavedWithLayers:
             return _with_layers(layer, config, custom_objects)
         if config["layers"]:
             layer.__class__ = _derived_class(class_of(layer))
-            # Not for Keras to track.
+            # not for Keras to track
             vars(layer)["_layers_to_come"] = (
                 config,
                 custom_objects,

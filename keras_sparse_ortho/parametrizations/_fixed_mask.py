@@ -103,7 +103,7 @@ class FixedMask(Masked):
         self.density = None if density is None else check_density(density)
         self.initializer = initializer
         self._given = None if mask is None else self._checked(mask)
-        # Not drawn by the layer's own initializer.
+        # not drawn by the layer's own initializer
         self._was_given = mask is not None
 
     def _checked(self, mask: Any) -> np.ndarray:

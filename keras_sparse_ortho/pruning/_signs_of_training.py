@@ -11,7 +11,7 @@ from keras_sparse_ortho.initializers import (
 )
 from keras_sparse_ortho.kernels import PrunableWeight
 
-# Of a kernel that is drawn again; training changes small ones as well.
+# of a kernel that is drawn again; training changes small ones as well
 _LARGEST_REDRAWN = 2**18
 
 

@@ -60,7 +60,7 @@ def serializing_other_initializers() -> contextlib.AbstractContextManager[None]:
     def serialize(
         original: Any, initializer: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        # Of Keras 3.
+        # of Keras 3
         if isinstance(initializer, keras.initializers.Initializer):
             return tf_keras.saving.serialize_keras_object(initializer)
         return original(initializer, *args, **kwargs)
