@@ -161,6 +161,7 @@ def _value_and_gradients_on_tensorflow(
 def _value_and_gradients_on_torch(
     function: ScalarFunction, values: list[Tensor]
 ) -> tuple[Tensor, list[Tensor]]:
+    """The value of a function and its gradients, by autograd."""
     import torch
 
     # Inside another gradient the values hang on its graph, which must go on.

@@ -264,6 +264,7 @@ class _Iterable:
 
 
 def _source(data: Any) -> _Arrays | _Indexed | _Iterable:
+    """The kind of data, by how its rows are read."""
     if isinstance(data, tuple | dict) or _is_array(data):
         return _Arrays(data)
     if (
@@ -338,6 +339,7 @@ def _refuse_sparse(array: Any) -> None:
 
 
 def _unpacked(item: Any) -> Batch:
+    """A batch as `(x, y, sample_weight)`; ValueError for anything else."""
     batch: Batch = keras.utils.unpack_x_y_sample_weight(item)
     for leaf in keras.tree.flatten(batch):
         _refuse_sparse(leaf)

@@ -110,6 +110,7 @@ def atomic_write_bytes(path: str | pathlib.Path, content: bytes) -> None:
 def _atomic(
     path: str | pathlib.Path, kind: str, **options: Any
 ) -> Iterator[Any]:
+    """Opens a file beside the target, which it replaces once it is complete."""
     target = pathlib.Path(path).resolve()
     if target.exists() and not target.is_file():  # a pipe or device
         with target.open(f"w{kind}", **options) as stream:

@@ -234,6 +234,7 @@ def map_chunks(
 def _map_on_tensorflow(
     function: Function, chunks: int, like: Tensor, *arrays: Tensor
 ) -> Tensor:
+    """A function of chunks one after the other, by `tf.map_fn`."""
     import tensorflow as tf
 
     length = arrays[0].shape[0]
@@ -256,6 +257,7 @@ def _map_on_tensorflow(
 def _map_on_jax(
     function: Function, chunks: int, like: Tensor, *arrays: Tensor
 ) -> Tensor:
+    """A function of chunks one after the other, in a loop of JAX."""
     jax = _jax()
     stacks = []
     for array in arrays:

@@ -160,6 +160,7 @@ class AveragingWorkers(Workers):
 
 
 def _tensorflow_workers(model: keras.Model | None) -> Workers:
+    """The processes of a distribution strategy of TensorFlow."""
     import tensorflow as tf
 
     strategy = (

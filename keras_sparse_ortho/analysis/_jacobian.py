@@ -118,6 +118,7 @@ class _Products:
         values: list[Tensor],
         x: Tensor,
     ) -> Tensor:
+        """The outputs in inference, which gradients reach through the inputs alone."""
         constants = [keras.ops.stop_gradient(value) for value in values]
         pairs = zip(self._states, constants, strict=True)
         model = self._model

@@ -300,6 +300,7 @@ def _refuse_unreadable(weights: Sequence[PrunableWeight]) -> None:
 def _row(
     weight: PrunableWeight, orthogonality: bool | str, on_blocks: bool
 ) -> Row:
+    """The row of one kernel: counts, storage, and its orthogonality if it is as drawn."""
     live = weight.live
     block = None
     if weight.storage is not None and weight.storage.in_blocks:

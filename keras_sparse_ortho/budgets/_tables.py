@@ -83,6 +83,7 @@ def _number(text: str) -> float | str:
 
 
 def _json_rows(path: pathlib.Path) -> list[Row]:
+    """The rows of a budget in a JSON file, of either form."""
     content = read_json(path, BudgetError)
     rows = None
     if isinstance(content, dict):

@@ -282,6 +282,7 @@ class GraphWalk:
         call: GraphCall,
         slots: dict[int, int],
     ) -> None:
+        """Adds the steps of a nested graph in the place of its call."""
         inputs, outputs = graph_ends(call.operation)
         inner_inputs = self._new_slots(inputs)
         inner_slots = self._slots_of(inputs, inner_inputs)

@@ -168,6 +168,7 @@ class _Convolution:
         x: np.ndarray,
         chosen: np.ndarray | None = None,
     ) -> np.ndarray:
+        """The patches of the inputs, a matrix for each group, at chosen positions."""
         x = self._channels_last(x)
         samples = len(x)
         channels = x.shape[-1]

@@ -52,6 +52,7 @@ class Sensitivity(Answering):
     gains: dict[str, float]
 
     def __str__(self) -> str:
+        """A line for each kernel: its errors, and its gain."""
         columns = [*next(iter(self.errors.values()))]
         heads = [
             column if isinstance(column, str) else f"{column:.3g}"

@@ -79,6 +79,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             self._workers.together(lambda: self._restore(records, epoch))
 
     def _records(self) -> list[dict[str, Any]]:
+        """The backups in the folder, the last one first; raises for damaged ones."""
         if not self.model.built:
             raise ValueError(
                 "BackupAndRestore needs a model that is built: call it on a batch of data before "
@@ -107,6 +108,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         )
 
     def _restore(self, records: list[dict[str, Any]], epoch: int) -> None:
+        """Gives model, optimizer and generators the state at the end of an epoch."""
         model, states = self.model, _seed_states(self.model)
         known = next(
             (record for record in records if record["epoch"] == epoch), None
@@ -138,6 +140,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._saved = known
 
     def on_epoch_end(self, epoch: int, logs: Config | None = None) -> None:
+        """Saves weights and generators, and removes older backups."""
         model = self.model
         self._folder.mkdir(parents=True, exist_ok=True)
         weights = self._folder / _WEIGHTS.format(epoch + 1)

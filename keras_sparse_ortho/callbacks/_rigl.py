@@ -94,6 +94,7 @@ class RigL(DynamicSparseTraining):
         self._made_for: list[Any] = []
 
     def prepare(self) -> None:
+        """Compiles the gradient of the dense kernels, unless it is compiled already."""
         super().prepare()
         held_by = [
             weight.parametrization or weight.owner for weight in self._weights
@@ -128,6 +129,7 @@ class RigL(DynamicSparseTraining):
     def growth_scores(
         self, weights: Sequence[PrunableWeight], step: int
     ) -> list[Any]:
+        """The magnitudes of the dense gradient on one batch, the mean of all workers."""
         # The other workers would wait for the gradient of one that failed.
         number = step // self._every - 1
         batch = self.workers.together(lambda: self._checked_batch(number))
@@ -153,6 +155,7 @@ class RigL(DynamicSparseTraining):
 
 
 def _objective(loss: Any) -> Callable[..., Any]:
+    """The function of a model and a batch whose gradient grows entries."""
     function = keras.losses.get(loss) if isinstance(loss, str | dict) else loss
     if not callable(function):
         raise ValueError(
@@ -168,6 +171,7 @@ def _objective(loss: Any) -> Callable[..., Any]:
         sample_weight: Any,
         training: bool,
     ) -> Any:
+        """The mean loss of one batch."""
         if y is None:
             raise ValueError(
                 "`loss` compares outputs with labels: give `data` as `(x, y)`, or batches of it. "

@@ -291,6 +291,7 @@ class StepCallback(Logging):
         self._begin(seen // accumulated, before // accumulated, accumulated)
 
     def _begin(self, step: int, start: int, accumulated: int = 1) -> None:
+        """Begins a run, in all workers with the same state."""
         epochs, batches = self.length()
         steps = epochs * batches // accumulated if epochs and batches else None
         self._run_begun = True
@@ -319,6 +320,7 @@ class StepCallback(Logging):
     def _update(
         self, step: int, optimizer: Optimizer, write: Callable[[], None]
     ) -> bool:
+        """Updates masks in one step of a custom loop; returns whether they have changed."""
         step, last = check_integer("step", step, least=0), self._loop_step
         self._take(optimizer)
         if last is not None and step < last:
@@ -349,6 +351,7 @@ class StepCallback(Logging):
         return True
 
     def _take(self, optimizer: Optimizer) -> None:
+        """Notes the model and the optimizer of a custom loop."""
         if self._watched is None:
             raise ValueError(
                 "First call `set_model(model)`. Received: no model"

@@ -118,6 +118,7 @@ class ThresholdSteering:
     def cut(
         self, thresholds: Sequence[Any], density: float, freeze: bool
     ) -> list[tuple[Any, np.ndarray]]:
+        """Sets offsets that leave the target density live; freezes masks if asked."""
         if not thresholds:
             return []
         entries = [entries_of(threshold) for threshold in thresholds]
@@ -142,6 +143,7 @@ class ThresholdSteering:
     def _warn(
         self, found: "Cut", thresholds: Sequence[Any], count: int
     ) -> None:
+        """Says which entries cannot be reached, or tie."""
         if found.unreachable > count:
             self._tell(
                 ["unreachable"],
@@ -247,6 +249,7 @@ class TargetDensity(ThresholdSteering, DensityRun):
         self.take(self._own)
 
     def on_run_begin(self, step: int, start: int, steps: int | None) -> None:
+        """Resolves the schedule; refuses a second run whose thresholds were steered."""
         self.sync()
         in_steps = self.schedule.is_resolved
         gap = density_gap(self._own)

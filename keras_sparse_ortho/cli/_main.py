@@ -108,6 +108,7 @@ def _in_options(message: str, options: argparse.Namespace) -> str:
 
 
 def _report(options: argparse.Namespace, console: Any) -> None:
+    """Runs `kso report`: prints the density of each kernel of a model."""
     from keras_sparse_ortho.analysis import report
 
     with console.status("Loading the model"):
@@ -131,6 +132,7 @@ def _report(options: argparse.Namespace, console: Any) -> None:
 
 
 def _shrink(options: argparse.Namespace, console: Any) -> None:
+    """Runs `kso shrink`: writes the best file, and prints the table of trials."""
     from keras_sparse_ortho.shrinking import shrink
 
     inputs = {
@@ -154,6 +156,7 @@ def _shrink(options: argparse.Namespace, console: Any) -> None:
 
 
 def _export(options: argparse.Namespace, console: Any) -> None:
+    """Runs `kso export`: writes a verified LiteRT file, and prints its report."""
     from keras_sparse_ortho.export import export_litert
 
     inputs = {
@@ -181,6 +184,7 @@ def _export(options: argparse.Namespace, console: Any) -> None:
 
 
 def _bench(options: argparse.Namespace, console: Any) -> None:
+    """Runs `kso bench`: prints the median time of a call of each file."""
     if min(options.threads) < 1 or not options.seconds > 0:
         raise ValueError(
             "`--threads` must be 1 or more and `--seconds` above 0. "

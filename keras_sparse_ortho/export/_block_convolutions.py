@@ -256,6 +256,7 @@ class ConvAsConvolution(_BlockConvolution):
         self._dilation_rate = (*layer.dilation_rate, 1)[:2]
 
     def call(self, inputs: Tensor) -> Tensor:
+        """The convolution as products with live blocks, and their sum."""
         padding = self._padding
         taps = self.kernels[0].shape[:2]
         if padding == "causal":

@@ -70,6 +70,7 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
                 raise
 
     def _run(self, task: str, timeout: float, job: dict[str, Any]) -> Any:
+        """Sends a job to the process, and waits for its answer."""
         number = next(self._numbers)
         text = json.dumps({"number": number, "task": task, "arguments": job})
         end = time.monotonic() + timeout

@@ -242,6 +242,7 @@ def _static_shape(
     shape: tuple[int | None, ...],
     batch_size: int,
 ) -> tuple[int, ...]:
+    """The shape of an input with the batch; ValueError if an axis is unknown."""
     if not shape or any(size is None for size in shape[1:]):
         raise ValueError(
             "A LiteRT file is exported with static shapes, so every dimension of an input but "

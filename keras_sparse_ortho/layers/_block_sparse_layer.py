@@ -162,6 +162,7 @@ class BlockSparseLayer(OnBlocks, SparseLayer, keras.layers.Layer):
         self.bias: keras.Variable | None = None
 
     def build(self, input_shape: Sequence[int | None]) -> None:
+        """Learns the shapes from a layer of Keras, and creates the live blocks."""
         if self._checks_features:
             self._check_features(input_shape)
         plain = self._plain()

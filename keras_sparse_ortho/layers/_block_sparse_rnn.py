@@ -266,6 +266,7 @@ class BlockSparseGRUCell(GatesOnBlocks, keras.layers.GRUCell):
         states: Tensor | list[Tensor],
         training: bool = False,
     ) -> tuple[Tensor, Tensor | list[Tensor]]:
+        """One step of the cell."""
         has_list = isinstance(states, list | tuple)
         hidden = states[0] if has_list else states
         input_products = self._input_products(inputs, training)

@@ -234,6 +234,7 @@ class PrunableLayer(SparseLayer, LayerWrapper, WrapperBuiltByCalls):
             self._state.draws = draws
 
     def build(self, input_shape: Any = None) -> None:
+        """Builds the inner layer and the parametrization of each chosen kernel."""
         with self.building():
             super().build(input_shape)
         state = self._state

@@ -186,6 +186,7 @@ class ShownLayer:
             return layer(*args, **kwargs)
 
     def _show(self, value: Any) -> Any:
+        """A value of the inner layer, with effective weights in the place of raw ones."""
         layer, effective, scope = self._shown
         if isinstance(value, keras.Variable):
             return effective[id(value)]() if id(value) in effective else value
@@ -256,6 +257,7 @@ def call_by_shard(
 def _can_be_split(
     wrapper: Any, args: Any, kwargs: dict[str, Any], devices: int
 ) -> bool:
+    """Whether a call can be divided among devices by samples."""
     import jax
 
     layer, own = wrapper.layer, wrapper.storages().values()

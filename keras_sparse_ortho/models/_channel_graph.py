@@ -158,6 +158,7 @@ class ChannelGraph:
         inputs: list[Any],
         exact: bool,
     ) -> ChannelRule | str:
+        """The rule of a call, or the reason why its channels stay."""
         layer = call.operation
         if not inputs:
             return "the model is given them"

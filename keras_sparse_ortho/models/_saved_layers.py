@@ -123,6 +123,7 @@ class SavedWithLayers:
 
     @classmethod
     def from_config(cls, config: Config, custom_objects: Any = None) -> Any:
+        """The layer as its class makes it, with wrappers in their places."""
         _check_saved(config)
         # Layers inside are made as their classes make them, whatever stood in them.
         layer = restored(_with_plain_layers(config["model"]), custom_objects)

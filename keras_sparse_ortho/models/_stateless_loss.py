@@ -171,6 +171,7 @@ class StatelessLoss:
             sample_weight: Nested = None,
             *extra: Nested,
         ) -> Nested:
+            """The loss for given values of the variables."""
             batch = _tensors((x, y, sample_weight))
             if values is None:
                 values = [variable.value for variable in self.variables]

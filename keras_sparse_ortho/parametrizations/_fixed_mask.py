@@ -292,6 +292,7 @@ class CompactMask(FixedMask):
     def build(
         self, weight: PrunableWeight, add_weight: Callable[..., Any]
     ) -> None:
+        """Creates live values and indices in the place of the layer's variable."""
         variable = self.layer_variable = weight.variable
         self.shape = weight.shape
         self._source, self._has_value = value_source(variable)
@@ -429,6 +430,7 @@ class CompactMask(FixedMask):
         return live_count(self.density, weight.size)
 
     def _draw(self) -> tuple[np.ndarray, np.ndarray]:
+        """The live values and the mask, drawn once."""
         if self._drawn is not None:
             return self._drawn
         assert self._source is not None

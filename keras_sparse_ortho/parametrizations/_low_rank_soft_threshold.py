@@ -90,6 +90,7 @@ class LowRankSoftThreshold(LearntThreshold):
         weight: PrunableWeight,
         add_weight: AddWeight,
     ) -> None:
+        """Creates threshold and mask of the singular values."""
         self._rows = _rows(weight)
         self._build_threshold(weight, add_weight)
         factors = self._decomposed()

@@ -209,6 +209,7 @@ class _Graph:
         self._add(model)
 
     def _add(self, model: keras.Model) -> None:
+        """Adds the calls of a graph, and of those nested in it."""
         for call in graph_calls(model):
             layer = call.operation
             if computes_its_graph(layer):
@@ -230,6 +231,7 @@ class _Graph:
                 self._calls[id(layer.layer)].append(call)
 
     def following(self, layer: keras.layers.Layer) -> _Following:
+        """The functions behind a layer, as far as the graph shows them."""
         calls = self._calls.get(id(layer))
         if not calls:
             return _own_activation(layer, "it is inside another layer")

@@ -77,6 +77,7 @@ class SynFlow(ModelScore):
         density: float,
         batches: list[Batch],
     ) -> list[np.ndarray]:
+        """Prunes in rounds to falling densities; entries of later rounds score higher."""
         rounds = self.rounds
         size = sum(weight.size for weight in weights)
         layouts = [weight.layout for weight in weights]

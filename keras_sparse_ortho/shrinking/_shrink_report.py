@@ -248,6 +248,7 @@ class ShrinkReport(Answering):
         return f"ShrinkReport(path={self.path!r}, {figures}); print it for all figures"
 
     def __str__(self) -> str:
+        """The table of trials, and the words on the choice."""
         frontier = self.frontier
         titles = (
             f"  {'made by':{_NAME_WIDTH}}{'route':14}{'score':>8}{'95%':>14}"

@@ -65,6 +65,7 @@ class BlockForm(StorageForm):
     def form(
         self, layer: keras.layers.Layer, changes: Mapping[str, KernelChange]
     ) -> keras.layers.Layer:
+        """A layer on live blocks, with the values of the given one."""
         plain = _layer_inside(layer)
         block_layer = _unbuilt_layer(plain, changes)
         block_layer.trainable = layer.trainable

@@ -59,6 +59,7 @@ class ThinForm(StorageForm):
     def form(
         self, layer: keras.layers.Layer, changes: Mapping[str, KernelChange]
     ) -> keras.layers.Layer:
+        """Two thin layers, one behind the other, with the factors of the kernel."""
         product = factored_kernel(layer)
         assert product is not None
         inner = layer.layer

@@ -70,6 +70,7 @@ def prune_by_budget(
     def wrap(
         copy: Any, indices: list[int], kernels: list[PrunableWeight]
     ) -> Any:
+        """TFMOT's wrapper around a layer, with the density of its kernels."""
         own = [weight.path for weight in kernels]
         if not (
             PruneRegistry.supports(copy)
@@ -105,6 +106,7 @@ def prune_by_budget(
 
 
 def _schedule_for(schedule: Any, density: float, paths: list[str]) -> Any:
+    """A schedule of TFMOT that ends at the density of a layer."""
     if not isinstance(schedule, tfmot.sparsity.keras.PruningSchedule):
         return schedule(1 - density)
     config = schedule.get_config()
@@ -135,6 +137,7 @@ def _schedule_for(schedule: Any, density: float, paths: list[str]) -> Any:
 def _check_pruned(
     wrapper: Any, indices: list[int], selected: list[PrunableWeight]
 ) -> None:
+    """Raises unless TFMOT prunes exactly the selected kernels."""
     pruned = {id(variable) for variable, _, _ in wrapper.pruning_vars}
     kernels = find_kernels(wrapper.layer, wrapper.layer.name)
     by_tfmot = {

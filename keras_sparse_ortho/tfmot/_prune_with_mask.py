@@ -92,6 +92,7 @@ class PruneWithMask(EffectiveWeightWrapper):
         super().__init__(layer, selected, **kwargs)
 
     def build(self, input_shape: Any) -> None:
+        """Builds the layer, and draws or takes the mask of each kernel."""
         self._build_layer(input_shape)
         paths = [w.path for w in find_kernels(self.layer, self.layer.name)]
         if self._pending is not None:
@@ -126,6 +127,7 @@ class PruneWithMask(EffectiveWeightWrapper):
         return state
 
     def _drawn(self, index: int, weight: TfKerasWeight) -> AnyDraw:
+        """The mask of one kernel: as given, as its initializer draws it, or by magnitude."""
         own = None if self._initializers is None else self._initializers[index]
         if self._pending is not None:
             name = weight.path.removeprefix(f"{self.layer.name}/")

@@ -232,6 +232,7 @@ class PruneWithSoftThreshold(EffectiveWeightWrapper):
     def _new_state(
         self, index: int, weight: TfKerasWeight, mask: Any, threshold: Any
     ) -> Any:
+        """The threshold of one kernel, with its variables."""
         value, variable = weight.finite_raw_value(), weight.variable
         add = functools.partial(self._add, index, weight)
         raw = add(

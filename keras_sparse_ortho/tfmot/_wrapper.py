@@ -77,6 +77,7 @@ class EffectiveWeightWrapper(PruneLowMagnitude):
         )
 
     def build(self, input_shape: Any) -> None:
+        """Builds the inner layer and the state of each kernel."""
         self._build_layer(input_shape)
         found = find_kernels(self._inner, self._inner.name)
         if not found:
@@ -162,6 +163,7 @@ class EffectiveWeightWrapper(PruneLowMagnitude):
         mask: Any = None,
         **kwargs: Any,
     ) -> Any:
+        """Calls the inner layer with effective kernels; in training it counts the step."""
         learning = (
             tf_keras.backend.learning_phase() if training is None else training
         )

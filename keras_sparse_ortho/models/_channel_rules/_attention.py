@@ -201,6 +201,7 @@ class Attention(ChannelRule):
         tracer: Tracer,
         inputs: np.ndarray,
     ) -> np.ndarray:
+        """Reads the inputs of the projections, and makes the channels of the output."""
         for tensor in self.inputs:
             channels = inputs[tensor.channels]
             if not tensor.projections:
@@ -258,6 +259,7 @@ _ARGUMENTS = (
 
 
 def _attention(call: ChannelCall) -> ChannelRule | str:
+    """The rule of a call of attention, or the reason why its channels stay."""
     layer = call.layer
     arguments = {
         **dict(zip(_ARGUMENTS, call.args, strict=False)),
