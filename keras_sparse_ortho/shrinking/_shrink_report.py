@@ -1,6 +1,7 @@
 """The report of `shrink`: its trials as a table, in words and as a picture."""
 
 import dataclasses
+import gzip
 import math
 import os
 import zlib
@@ -129,7 +130,7 @@ class ShrinkReport(Answering):
 
         Args:
             trial: One of `frontier`, or `taken`.
-            path: str or path. Where to write, `*.tflite`.
+            path: str or path. Where to write, `*.tflite` or `*.tflite.gz`.
 
         Raises:
             ValueError: If the file of this trial was not kept, as another one beats it.
@@ -143,7 +144,10 @@ class ShrinkReport(Answering):
                 "The files of `report.frontier` and `report.taken` can be written. "
                 f"Received: {trial.name}, {trial.route}; there are {'; '.join(names)}"
             )
-        atomic_write_bytes(target, zlib.decompress(contents[0]))
+        content = zlib.decompress(contents[0])
+        if target.name.endswith(".gz"):
+            content = gzip.compress(content, 6, mtime=0)
+        atomic_write_bytes(target, content)
 
     @property
     def words(self) -> tuple[str, ...]:

@@ -1,5 +1,6 @@
 """`shrink`: the smallest file that keeps the limits, judged on rows that are held out."""
 
+import gzip
 import re
 import zlib
 
@@ -314,6 +315,9 @@ def test_the_frontier_has_the_files_that_no_other_beats(tmp_path):
     assert report.frontier == (right, fast, small)
     report.write(small, tmp_path / "other.tflite")
     assert (tmp_path / "other.tflite").read_bytes() == b"the small one"
+    report.write(small, tmp_path / "other.tflite.gz")
+    packed = (tmp_path / "other.tflite.gz").read_bytes()
+    assert gzip.decompress(packed) == b"the small one"
     with pytest.raises(
         ValueError, match=r"can be written\. Received: beaten, int8; there are"
     ):
