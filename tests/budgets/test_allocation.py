@@ -110,7 +110,7 @@ def test_the_global_count_is_exact_and_no_bound_is_passed(
         ]
     if budget.live >= sum(covering):
         lower = covering
-    else:
+    elif orthogonal:
         upper = covering
     for weight, least, most in zip(weights, lower, upper, strict=True):
         assert least <= budget.counts[weight.path] <= most
