@@ -34,7 +34,7 @@ def ladder_of(group: ChannelGroup, multiple_of: int) -> list[int]:
     widths = range(narrowest, group.width, step)
     if len(widths) > _RUNGS:
         factors = np.geomspace(narrowest, group.width, _RUNGS) / step
-        rungs = {step * round(factor) for factor in factors}
+        rungs = sorted({step * round(factor) for factor in factors})
         widths = [width for width in rungs if narrowest <= width < group.width]
     return sorted([group.width, *widths], reverse=True)
 

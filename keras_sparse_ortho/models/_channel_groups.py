@@ -270,10 +270,11 @@ class _Tracing:
     def _hold_outputs(self, model: Any) -> None:
         ends = {id(tensor) for tensor in model.outputs}
         for call in self.graph.calls:
-            for key in ends.intersection(call.outputs):
-                self.hold(
-                    self.numbers[key], call.layer, "the model returns them"
-                )
+            for key in call.outputs:
+                if key in ends:
+                    self.hold(
+                        self.numbers[key], call.layer, "the model returns them"
+                    )
 
     def groups(self) -> ChannelGroups:
         """Classes of the same makers and readers as groups, in the order of their makers."""
