@@ -39,9 +39,10 @@ def axes_of(variable: keras.Variable) -> Axes | None:
     if distribution is None:
         return None
     layout = distribution.get_variable_layout(variable)
-    axes = layout.spec
     if hasattr(layout, "axes"):
         axes = layout.axes
+    else:
+        axes = layout.spec
     missing = len(variable.shape) - len(axes)
     return (*axes, *[None] * missing)
 
