@@ -184,7 +184,11 @@ def test_damping_is_chosen_on_held_out_rows(monkeypatch):
 
 @pytest.mark.parametrize("cols", [8, 4])
 @pytest.mark.parametrize(
-    "regular", [True, False], ids=["regular", "any pattern"]
+    "regular",
+    [
+        pytest.param(True, id="regular", marks=pytest.mark.slow),
+        pytest.param(False, id="any pattern"),
+    ],
 )
 def test_blocks_have_the_damping_that_held_out_rows_choose_for_them(
     regular, cols, monkeypatch
