@@ -8,6 +8,7 @@ from typing import Any
 
 import keras
 import numpy as np
+from scipy.special import expit, softmax
 
 from keras_sparse_ortho._foreign_names import for_value
 from keras_sparse_ortho.models import UNKNOWN, OutputKind
@@ -352,11 +353,8 @@ def _probabilities(outputs: np.ndarray, kind: OutputKind) -> np.ndarray:
         return outputs.astype(np.float64)
     logits = outputs.astype(np.float64)
     if logits.shape[-1] == 1:
-        probabilities = 1.0 / (1.0 + np.exp(-np.clip(logits, -500.0, 500.0)))
-    else:
-        powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
-        probabilities = powers / powers.sum(axis=-1, keepdims=True)
-    return np.asarray(probabilities)
+        return np.asarray(expit(logits))
+    return np.asarray(softmax(logits, axis=-1))
 
 
 def _are_classes(

@@ -17,6 +17,7 @@ from keras_sparse_ortho._data import rows_at
 from keras_sparse_ortho._keras_internals import without_warnings
 from keras_sparse_ortho.budgets import Budget
 from keras_sparse_ortho.calibration import (
+    Costs,
     WidthTable,
     restore_statistics,
     widths,
@@ -60,9 +61,6 @@ _NARROW_RATE = 1e-3
 _LITTLE = 0.01  # predicted relative error; a higher rate did harm below it
 _WORTH_TRAINING = 0.25  # of the limit: training can do harm where less was lost
 _TRAINING_SHARE = 1 / 6  # of the time, for one training
-Costs = Callable[[Mapping[str, int]], float]
-"""From the width of each group to a cost."""
-
 _REFUSALS = (
     ExportRouteError,
     ExportConversionError,
