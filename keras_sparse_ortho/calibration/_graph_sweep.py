@@ -28,7 +28,7 @@ MOST_ENTRIES = 2**27
 """Entries of waiting tensors in memory at once: half a gigabyte in float32. Others are on disk."""
 
 Scope = Callable[[], contextlib.AbstractContextManager[Any]]
-"""Makes a context in which the model has the values of a stream."""
+"""Makes a context that gives the model the values of a stream."""
 
 OperationCall = Callable[[Any], Callable[..., Any]]
 """From a layer or operation of a graph to the function to call."""

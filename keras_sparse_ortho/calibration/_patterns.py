@@ -27,7 +27,7 @@ class Entries:
 
     Args:
         structure: NByM or `None`.
-        taps: int. Taps of a convolution: they come before the inputs, with groups of their own.
+        taps: int. Taps of a convolution: they come before the inputs, with their own groups.
         floored: bool. Whether each output keeps a live entry, as in depthwise kernels.
     """
 

@@ -60,7 +60,7 @@ def in_storage(
         ends: Types of inputs and outputs.
 
     Raises:
-        ScalingMoved: Trained ranges need an operation of their own in the float32 file.
+        ScalingMoved: Trained ranges need their own operation in the float32 file.
         ValueError: Kernels of 4 bits were asked for, and none fits.
     """
     if storage == "float32":

@@ -108,6 +108,7 @@ class ShrinkReport(Answering):
         dense: Score of the dense Keras model.
         max_drop: The most that the score of `taken` was to lose.
         untried: Trials for which there was no time.
+        contents: The compressed files of `frontier` and `taken`, by the number of the trial.
     """
 
     path: str
