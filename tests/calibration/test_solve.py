@@ -182,7 +182,7 @@ def test_damping_is_chosen_on_held_out_rows(monkeypatch):
     assert _solve._extra(kernel, mask, *alone, Entries()) == _solve.EXTRA[-1]
 
 
-@pytest.mark.parametrize("cols", [8, 4])
+@pytest.mark.parametrize("cols", [8, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "regular",
     [
