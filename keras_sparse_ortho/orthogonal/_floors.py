@@ -23,11 +23,11 @@ def depthwise_outputs(
     """
     if layout is None:
         layout = default_layout(shape)
-    batch, parts, *taps, inputs, outputs = layout.canonical_shape(shape)
+    batch, part_count, *taps, inputs, outputs = layout.canonical_shape(shape)
     is_pointwise = math.prod(taps) == 1
     if inputs > 1 or is_pointwise:
         return 0
-    return batch * parts * outputs
+    return batch * part_count * outputs
 
 
 def floored_masks(
@@ -112,8 +112,8 @@ def _floor(scores: np.ndarray, layout: KernelLayout | None) -> np.ndarray:
     if layout is None:
         layout = default_layout(scores.shape)
     canonical = layout.to_canonical(scores)
-    batch, parts, *_, outputs = canonical.shape
-    by_output = canonical.reshape(batch, parts, -1, outputs)
+    batch, part_count, *_, outputs = canonical.shape
+    by_output = canonical.reshape(batch, part_count, -1, outputs)
     strongest = by_output.argmax(axis=2, keepdims=True)
     is_strongest = np.zeros(by_output.shape, bool)
     np.put_along_axis(is_strongest, strongest, True, axis=2)

@@ -63,14 +63,16 @@ def approximate_isometry(
     _check_arguments(kernel, mask, gain, tolerance, min_decrease)
     check_integer("max_iterations", max_iterations)
     layout = layout or KernelLayout.convolution()
-    batch, parts, *_, outputs = canonical_shape = layout.canonical_shape(
+    batch, part_count, *_, outputs = canonical_shape = layout.canonical_shape(
         kernel.shape
     )
     is_tall = math.prod(canonical_shape[2:-1]) > outputs
 
     def matrices(array: np.ndarray) -> np.ndarray:
         """`(count, shorter side, longer side)`."""
-        flat = layout.to_canonical(array).reshape(batch * parts, -1, outputs)
+        flat = layout.to_canonical(array).reshape(
+            batch * part_count, -1, outputs
+        )
         if is_tall:
             flat = flat.swapaxes(1, 2)
         return np.ascontiguousarray(flat)

@@ -296,11 +296,11 @@ def test_floors_are_kept_and_the_count_is_exact(rows, data):
     ):
         least = min(floor, np.count_nonzero(one.critical > -np.inf))
         assert share >= least
-        assert place not in found.held or share == least
+        assert place not in found.at_floor or share == least
     assert np.isfinite(found.offsets).all()
     plain = [mask.sum() for mask in sorted_masks(made, count)]
     if all(one >= floor for one, floor in zip(plain, floors, strict=True)):
-        assert (shares, found.held) == (plain, [])
+        assert (shares, found.at_floor) == (plain, [])
 
 
 def thresholds(**options):
