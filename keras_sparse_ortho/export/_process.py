@@ -18,7 +18,6 @@ from typing import Any
 
 from keras_sparse_ortho._text import printable, printable_lines
 
-_SCRIPT = Path(__file__).with_name("_worker.py")
 _MARK = b"\x1e"  # before each answer, the separator of JSON texts of RFC 7464
 _PIECE = 1 << 16  # bytes that are read at once
 _LAST_WORDS = 4096  # bytes of standard error that are kept
@@ -40,6 +39,8 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
     process whose last job was not answered, as Ctrl-C came or an argument was wrong, is not used
     again. A child of `fork` leaves the process to its parent, and starts one of its own.
     """
+
+    script = Path(__file__).with_name("_worker.py")  # that a process runs
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
@@ -134,7 +135,7 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
         settings = (
             environment["PYTHONPATH"],
             environment["KERAS_BACKEND"],
-            str(_SCRIPT),
+            str(self.script),
         )
         is_fit = self._has_answered and settings == self._settings
         if process is not None and is_fit and process.poll() is None:
@@ -142,7 +143,7 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
         self._end()
         self._settings = settings
         self._process = process = subprocess.Popen(
-            [sys.executable, "-P", str(_SCRIPT)],
+            [sys.executable, "-P", str(self.script)],
             env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -3,7 +3,7 @@
 import math
 
 import numpy as np
-from scipy.optimize import OptimizeResult, minimize
+from scipy import optimize
 
 from keras_sparse_ortho._checks import check_integer, other_keywords
 from keras_sparse_ortho.orthogonal._kernel import KernelLayout
@@ -167,7 +167,7 @@ def _minimize(
     if math.sqrt(loss) <= tolerance:
         return
 
-    def stop_early(intermediate_result: OptimizeResult) -> None:
+    def stop_early(intermediate_result: optimize.OptimizeResult) -> None:
         nonlocal loss
         loss_before = loss
         loss = float(intermediate_result.fun)
@@ -185,7 +185,7 @@ def _minimize(
         "ftol": 0.0,
         "gtol": 0.0,
     }
-    result = minimize(
+    result = optimize.minimize(
         objective,
         entries,
         jac=True,

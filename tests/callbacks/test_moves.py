@@ -10,18 +10,16 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from keras_sparse_ortho.callbacks import ThresholdSteering
-from keras_sparse_ortho.callbacks._moves import (
+from keras_sparse_ortho.callbacks import (
+    Entries,
+    ThresholdSteering,
+    cut,
     drop_and_grow,
+    floored_cut,
+    floors_of,
     largest,
     move_blocks,
     move_regular,
-)
-from keras_sparse_ortho.callbacks._target_density import (
-    Entries,
-    cut,
-    floored_cut,
-    floors_of,
 )
 from keras_sparse_ortho.orthogonal import Block, KernelLayout, exact_orthogonal
 from keras_sparse_ortho.schedules import Constant, Linear
