@@ -38,7 +38,9 @@ from keras_sparse_ortho.models._prunable_weights import (
     weights_of,
 )
 from keras_sparse_ortho.models._remove_channels import remove_channels
+from keras_sparse_ortho.models._result_checks import ResultChecks
 from keras_sparse_ortho.models._rewrite import rewrite
+from keras_sparse_ortho.models._same_function import SameFunction
 from keras_sparse_ortho.models._shapes_without import shapes_without
 from keras_sparse_ortho.models._stateless_loss import (
     StatelessLoss,
