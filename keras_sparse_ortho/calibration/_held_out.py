@@ -33,8 +33,8 @@ def held_out_batches(batches: Iterable[Nested]) -> list[Nested]:
 
 
 def _held_out(tensor: Tensor) -> Tensor:
-    first = min(HOLD_OUT, tensor.shape[0]) - 1
-    return tensor[first::HOLD_OUT]
+    start = min(HOLD_OUT, tensor.shape[0]) - 1
+    return tensor[start::HOLD_OUT]
 
 
 def _concatenated(tensor: Tensor, other: Tensor) -> Tensor:
