@@ -13,7 +13,10 @@ from keras_sparse_ortho.calibration._output_errors import OutputErrors
 from keras_sparse_ortho.calibration._readers import ReaderMoments
 from keras_sparse_ortho.calibration._width_costs import WidthCosts
 from keras_sparse_ortho.calibration._width_ladder import ladder_of
-from keras_sparse_ortho.calibration._width_table import WidthTable
+from keras_sparse_ortho.calibration._width_table import (
+    WidthTable,
+    digest_of_weights,
+)
 from keras_sparse_ortho.models import (
     ChannelGroup,
     ChannelGroups,
@@ -71,7 +74,8 @@ def widths(
         UserWarning: Groups whose readers cannot be measured, which keep their width; fewer than 16
             different rows.
 
-    Limits: memory holds two matrices `k^2` for each reading kernel of `k` inputs (times taps). Each
+    Limits: memory holds two matrices `k^2` for each reading kernel of `k` inputs (times taps), and
+    the table keeps one of them, `8 k^2` bytes, to refit kernels in `narrow` without a pass. Each
     width that is measured takes a forward pass of a fourth of the rows: 12 widths of each group, or
     fewer with more than ten groups, and at least three. Between these the logarithm of the error is
     interpolated. Channels that LayerNormalization reads stay.
@@ -137,7 +141,9 @@ def measured_widths(
         progress.update(number)
     last_steps = {name: int(steps[-1]) for name, steps in order.items()}
     costs = WidthCosts.of(model, measurable, moments, last_steps)
-    return WidthTable(errors, groups, order, costs)
+    return WidthTable(
+        errors, groups, order, costs, moments.grams, digest_of_weights(model)
+    )
 
 
 def narrowed(
@@ -146,7 +152,7 @@ def narrowed(
     """Yields the stages of a group with so many steps left, and at the end with one."""
     paths = [*group.rows]
     kernels = {path: moments.kernel(path) for path in paths}
-    grams = {path: moments.used_gram(path) for path in paths}
+    grams = {path: moments.used_grams[path] for path in paths}
     return eliminate(kernels, grams, group.rows, sorted({*steps, 1}))
 
 

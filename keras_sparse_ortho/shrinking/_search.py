@@ -42,6 +42,7 @@ from keras_sparse_ortho.quantization import quantize_aware
 from keras_sparse_ortho.recovery import distill
 from keras_sparse_ortho.schedules import Cubic
 from keras_sparse_ortho.shrinking._examples import Examples
+from keras_sparse_ortho.shrinking._max_drop import MaxDrop, scaled
 from keras_sparse_ortho.shrinking._shrink_report import Trial, frontier_of
 
 _DENSITIES = (0.5, 0.35, 0.2, 0.1, 0.05)
@@ -79,7 +80,7 @@ class Search:
         packed: bool. Whether sizes are under gzip.
         say: Steps. Logs what is done, and knows how long the call has taken.
         seconds: float. How long the call may take.
-        max_drop: float. The largest loss of a good file.
+        max_drop: float or dict by output. The largest losses of a good file.
         seed: int. Decides the order of training.
         prefer: str. The measure that narrower networks save: `"bytes"`, `"ms"` or `"both"`.
     """
@@ -93,7 +94,7 @@ class Search:
         packed: bool,
         say: Steps,
         seconds: float,
-        max_drop: float,
+        max_drop: MaxDrop,
         seed: int,
         prefer: str = "both",
     ) -> None:
@@ -234,10 +235,10 @@ class Search:
         name = f"narrowed to {share:.2g}"
         make = partial(self._narrowed, choice, table)
         trial, model = self._try_made(name, make, {}, route, choice)
-        if (
-            trial.loses_at_most(_WORTH_TRAINING * self._max_drop)
-            or model is None
-        ):
+        is_good_enough = trial.loses_at_most(
+            scaled(self._max_drop, _WORTH_TRAINING)
+        )
+        if is_good_enough or model is None:
             return name, model, trial.loses_at_most(self._max_drop)
         is_little = table.predicted(choice) < _LITTLE
         rate = _LOW_RATE if is_little else _NARROW_RATE
@@ -253,7 +254,8 @@ class Search:
         trained_trial, trained = self._try_made(
             trained_name, make, training, route, choice
         )
-        if trained_trial.mean > trial.mean:
+        share_before = trial.share_of_limit(self._max_drop)
+        if trained_trial.share_of_limit(self._max_drop) < share_before:
             return (
                 trained_name,
                 trained,
@@ -349,8 +351,9 @@ class Search:
             attempts.append((trial, model, method))
             if trial.loses_at_most(self._max_drop) or self._is_late():
                 break
-        trial, model, method = max(
-            attempts, key=lambda attempt: attempt[0].mean
+        trial, model, method = min(
+            attempts,
+            key=lambda attempt: attempt[0].share_of_limit(self._max_drop),
         )
         return trial.name, model, method, trial.loses_at_most(self._max_drop)
 
@@ -501,6 +504,7 @@ class Search:
                 lost=verdict.lost,
                 margin=verdict.margin,
                 agreement=verdict.agreement,
+                outputs=verdict.outputs,
                 widths=dict(choice or {}),
                 in_floats=report.in_floats,
             )

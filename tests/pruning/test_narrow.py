@@ -26,7 +26,7 @@ def sequential():
     layers = [
         L.Dense(24, "relu", name="up"),
         L.Dense(16, "tanh", name="middle"),
-        L.Dense(3),
+        L.Dense(3, name="head"),
     ]
     return keras.Sequential([keras.Input((6,)), *layers])
 
@@ -136,6 +136,48 @@ def test_a_table_and_its_widths_give_the_same_network():
     assert table.cost(
         {k: by_bytes.get_layer(k).units for k in ("up", "middle")}, "bytes"
     ) <= (0.8 * table.cost(cost="bytes"))
+
+
+@pytest.mark.core
+def test_a_table_refits_without_a_pass(monkeypatch):
+    model, x = sequential(), rows(6)
+    table = kso.widths(model, x, multiple_of=4)
+    for path, size in (("middle/kernel", 24), ("head/kernel", 16)):
+        assert table.grams[path].shape == (size, size)
+    refitted = kso.narrow(model, {"up": 12, "middle": 8}, data=x)
+    passes = []
+    measured = calibration.ReaderMoments.measured
+
+    def counted(*args):
+        passes.append(args)
+        return measured(*args)
+
+    monkeypatch.setattr(calibration.ReaderMoments, "measured", counted)
+    widths = {"up": 12, "middle": 8}
+    small = kso.narrow(model, widths, data=x, table=table)
+    assert passes == []
+    for before, after in zip(
+        refitted.get_weights(), small.get_weights(), strict=True
+    ):
+        np.testing.assert_allclose(before, after, atol=1e-6)
+    # On other weights the table's moments are wrong.
+    first = model.get_layer("up")
+    first.kernel.assign(2.0 * array(first.kernel))
+    small = kso.narrow(model, widths, data=x, table=table)
+    assert len(passes) == 1
+    order = {
+        name: steps[: -widths[name]] for name, steps in table.order.items()
+    }
+    stays = np.setdiff1d(np.arange(24), order["up"])
+    inputs = array(first(x)).astype("float64")
+    gram = inputs.T @ inputs
+    gram += 0.01 * np.mean(np.diag(gram)) * np.eye(24)
+    columns = np.setdiff1d(np.arange(16), order["middle"])
+    kernel = array(model.get_layer("middle").kernel)[:, columns]
+    expected = np.linalg.solve(gram[np.ix_(stays, stays)], gram[stays] @ kernel)
+    np.testing.assert_allclose(
+        array(small.get_layer("middle").kernel), expected, atol=1e-4
+    )
 
 
 def test_statistics_are_restored_relative_to_the_given_model(monkeypatch):
