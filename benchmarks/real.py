@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 import keras
 import numpy as np
+import widths
 from record import (
     HERE,
     QUICK,
@@ -1099,22 +1100,42 @@ VALUES = 0.05
 """What boxes and landmarks may lose of their closeness: the next network of mtcnn refines them."""
 
 RIVALS = ("dynamic_int8", "dynamic_int4")
+IMAGES = 20000
+"""Of Fashion-MNIST, that the networks of `widths.py` are trained on."""
+
+
+def subject(
+    name: str,
+) -> tuple[keras.Model, np.ndarray, np.ndarray, np.ndarray | None]:
+    """A trained network, rows to shrink it with, rows to test it, and their labels if known."""
+    if name in NETWORKS:
+        rows, _ = cached(name, True)
+        tested, types = cached(name, False)
+        return NETWORKS[name].build(), rows, tested, types
+    data = widths.dataset(name, IMAGES)
+    run = {"network": name, "seed": 0, "epochs": 4, "width": 1024}
+    dense = widths.trained(run, data)
+    return dense, data.x_train, data.x_test, data.y_test
 
 
 class Shrunk(Measurement):
-    """What `shrink` alone makes of these networks as stored, beside dense files in 8 and 4 bits.
+    """What `shrink` alone makes of trained networks as stored, beside dense files in 8 and 4 bits.
 
-        python benchmarks/real.py shrunk [--networks rnet] [--minutes 10]
+        python benchmarks/real.py shrunk [--networks rnet mlp] [--minutes 10]
 
-    `shrink` has the inputs and no labels. Classes may lose one point of expected accuracy, other
-    outputs five of closeness. Losses are on rows of other origin. All files of a network are timed
-    in turn.
+    The networks of the packages, and those that `widths.py` trains. `shrink` has the inputs and no
+    labels. Classes may lose one point of expected accuracy, other outputs five of closeness. Losses
+    are on rows of other origin. All files of a network are timed in turn.
     """
 
     page = lines = "real_shrunk"
     resumes = False
     settings = {
-        "networks": Setting([*NETWORKS], choices=NETWORKS, quick=["rnet"]),
+        "networks": Setting(
+            [*NETWORKS, *widths.TITLES],
+            choices=[*NETWORKS, *widths.TITLES],
+            quick=["mlp"],
+        ),
         "rows": Setting(6000, "at most, to shrink with", quick=200),
         "tested": Setting(6000, "rows at most, to test", quick=200),
         "minutes": Setting(10.0, "of shrink", quick=0.1),
@@ -1122,8 +1143,9 @@ class Shrunk(Measurement):
     }
 
     def measure(self) -> None:
-        """Fetches the packages first."""
-        fetch()
+        """Fetches the packages first, if a network needs one."""
+        if not NETWORKS.keys().isdisjoint(self.given.networks):
+            fetch()
         super().measure()
 
     def runs(self) -> list[Run]:
@@ -1132,10 +1154,7 @@ class Shrunk(Measurement):
     def run(self, which: Run) -> list[Run]:
         """Makes the files of a network, and judges and times all of them in turn."""
         given, name = self.given, which["network"]
-        dense = NETWORKS[name].build()
-        (rows, _), (tested, types) = (
-            cached(name, training) for training in (True, False)
-        )
+        dense, rows, tested, types = subject(name)
         rows, tested = rows[: given.rows], tested[: given.tested]
         expected = keras.tree.flatten(dense.predict(tested, verbose=0))
         kinds = output_kinds(dense, len(expected))
@@ -1196,23 +1215,20 @@ class Shrunk(Measurement):
                 "tested": len(tested),
             }
             if types is not None:
-                known = types[: len(tested)]
-                line["accuracy"] = _accuracy(outputs[-1], known)
-                line["dense_accuracy"] = _accuracy(expected[-1], known)
+                labels = np.ravel(types)[: len(tested)]
+                line["accuracy"] = _accuracy(outputs[-1], labels)
+                line["dense_accuracy"] = _accuracy(expected[-1], labels)
         return [*lines.values()]
 
     def report(self, lines: list[Run]) -> str:
-        text = (
-            "# What shrink makes of trained networks of Python packages\n\n"
-            + sentences(
-                f"""
+        text = "# What shrink alone makes of trained networks\n\n" + sentences(
+            f"""
             {machine()}. `shrink` had inputs, no labels, and {self.given.minutes:g} minutes at most.
             Lost: points of expected accuracy of classes, and of the closeness of other outputs, on
             rows of other origin than all that made the files. Accuracy: of rows whose label is
             known, with the dense network's. Bytes are as stored; ms: median of one call with one
             row on one thread, all files of a network in turn. The ratios are to dense int8.
             """
-            )
         )
         header = ["network", "file", "lost", "agreement", "accuracy"]
         header += ["bytes", "of int8", "ms", "of int8", "s"]
