@@ -12,6 +12,7 @@ from keras_sparse_ortho._keras_internals import (
 )
 from keras_sparse_ortho._values import to_numpy, without_gradients
 from keras_sparse_ortho.calibration._held_out import held_out_batches
+from keras_sparse_ortho.calibration._moments import samples_in
 from keras_sparse_ortho.models import OutputKind
 
 _UNDERFLOW = 1e-30  # a probability whose logarithm float32 still knows
@@ -40,6 +41,17 @@ class OutputErrors:
         self._batches = held_out_batches(batches)
         self._kinds = kinds
         self._references = self._outputs()
+
+    @property
+    def batches(self) -> int:
+        """The number of batches."""
+        return len(self._batches)
+
+    def keep_batches(self, count: int) -> None:
+        """Measures errors on the first batches alone from now on."""
+        self._batches = self._batches[:count]
+        rows = samples_in(self._batches)
+        self._references = [output[:rows] for output in self._references]
 
     def error(self, values: Iterable[tuple[keras.Variable, Any]] = ()) -> float:
         """The error with other values of some variables; the model keeps its own.

@@ -86,6 +86,17 @@ class ReaderMoments:
         """
         return cls(_weights_of(model, grams), {}, grams)
 
+    def __add__(self, other: "ReaderMoments") -> "ReaderMoments":
+        """The moments of the rows of both."""
+        used_grams = {
+            path: gram + other.used_grams[path]
+            for path, gram in self.used_grams.items()
+        }
+        grams = {
+            path: gram + other.grams[path] for path, gram in self.grams.items()
+        }
+        return ReaderMoments(self.weights, used_grams, grams)
+
     def measurable(self, groups: Iterable[ChannelGroup]) -> list[ChannelGroup]:
         """The groups of which all readers were measured; warns of the others."""
         groups = list(groups)

@@ -35,8 +35,9 @@ _NAME_LENGTH = 32
 class WidthTable(Answering):
     """Table of the errors of a trained model by the widths of its groups of channels.
 
-    It prints as a table, predicts the error of a choice of widths, and finds the widths of least
-    predicted error within a cost. `kso.narrow` makes the narrower model from it.
+    It prints as a table, with the channels that stay and the reason, predicts the error of a choice
+    of widths, and finds the widths of least predicted error within a cost. `kso.narrow` makes the
+    narrower model from it.
 
     Args:
         errors: dict from the name of a group to the relative squared errors of the model's outputs
@@ -77,7 +78,17 @@ class WidthTable(Answering):
                 error = self._error(name, share * full_width)
                 line += f"{error:>9.2g}"
             lines.append(line)
+        lines += self._lines_of_stays()
         return "\n".join(lines)
+
+    def _lines_of_stays(self) -> list[str]:
+        """The groups that were not measured, and the channels that stay for other reasons."""
+        lines = []
+        for group in self.groups:
+            if group.name not in self.errors:
+                text = f"{group.width} stay in {group.name}: not measured"
+                lines.append(text)
+        return lines + self.groups.lines_of_stays(of_layers=True)
 
     __repr__ = __str__
 

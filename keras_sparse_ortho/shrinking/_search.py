@@ -49,6 +49,7 @@ _DENSITIES = (0.5, 0.35, 0.2, 0.1, 0.05)
 _FIRST_DENSITY = 2  # the number of the one that is tried first
 _FIRST_SHARE = 0.5  # of the cost of the dense network
 _LEAST_SHARE = 0.02
+_TABLE_SHARE = 0.5  # of the time that is left, for the table of widths
 _NEAR_ENOUGH = 0.08  # between a share that is good and one that is not, relative to the first
 _COMPARED = 16  # examples, one by one in Keras with a file
 _BATCH = 64
@@ -212,10 +213,18 @@ class Search:
 
     def _width_table(self) -> WidthTable | None:
         """The errors of widths; `None` for a model of which nothing can be narrowed."""
+        seconds = _TABLE_SHARE * (self._seconds - self._say())
+        if seconds <= 0.0:
+            self.untried.append("a table of widths")
+            return None
         self._say("a table of widths")
         try:
             with without_warnings():
-                return widths(self._model, self._examples.calibration)
+                return widths(
+                    self._model,
+                    self._examples.calibration,
+                    minutes=seconds / 60.0,
+                )
         # Any: there are other ways, and the dense files.
         except Exception as error:
             self.trials.append(Trial("narrowed", "", reason=_shortly(error)))

@@ -253,6 +253,58 @@ def test_heads_of_attention():
     assert table.errors["attention/heads"].keys() == {4, 3, 2, 1}
 
 
+def separable():
+    """Separable layers in a row: a depthwise and a pointwise kernel in each."""
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input((8, 8, 3))
+    x = L.Conv2D(8, 3, activation="relu", name="stem")(inputs)
+    x = L.SeparableConv2D(16, 3, depth_multiplier=2, name="first")(x)
+    x = L.ReLU()(L.BatchNormalization(name="norm")(x))
+    x = L.SeparableConv2D(12, 3, activation="relu", name="second")(x)
+    x = L.GlobalAveragePooling2D()(x)
+    model = keras.Model(inputs, L.Dense(3, name="head")(x))
+    fit_statistics(model)
+    return model
+
+
+@slow_on_jax
+def test_both_kernels_of_separable_layers_get_narrower(monkeypatch):
+    model, x = separable(), rows(8, 8, 3)
+    zeroed_models = []
+
+    def kept(zeroed):
+        zeroed_models.append(zeroed)
+        return kso.remove_channels(zeroed)
+
+    monkeypatch.setattr(
+        "keras_sparse_ortho.pruning._narrow.remove_channels", kept
+    )
+    table = kso.widths(model, x, multiple_of=2)
+    widths = {"stem": 6, "first": 10, "second": 8}
+    assert widths.keys() == table.errors.keys()
+    small = kso.narrow(model, widths, data=x, table=table)
+    kernels = {
+        name: [
+            tuple(small.get_layer(name).depthwise_kernel.shape),
+            tuple(small.get_layer(name).pointwise_kernel.shape),
+        ]
+        for name in ("first", "second")
+    }
+    assert kernels == {
+        "first": [(3, 3, 6, 2), (1, 1, 12, 10)],
+        "second": [(3, 3, 10, 1), (1, 1, 10, 8)],
+    }
+    outputs = [array(network(x)) for network in (zeroed_models[0], small)]
+    np.testing.assert_allclose(*outputs, atol=1e-5)
+    # Kernels are refitted: half of the inputs of the first layer go at less error than by chance.
+    pruned = kso.narrow(model, {"stem": 4}, data=x, table=table)
+    before, after = array(model(x)), array(pruned(x))
+    spread = np.sum((before - before.mean(axis=0)) ** 2)
+    measured = np.sum((after - before) ** 2) / spread
+    predicted = table.predicted({"stem": 4})
+    assert predicted / 2 < measured < 2 * predicted
+
+
 def test_groups_that_cannot_be_measured_are_refused_by_name(monkeypatch):
     model, x = sequential(), rows(6)
     name = "keras_sparse_ortho.calibration._readers.stop_of"

@@ -452,6 +452,32 @@ def test_no_trial_begins_that_would_end_too_late(tmp_path):
         assert search._is_late() == is_late
 
 
+def test_the_table_of_widths_has_half_of_the_time_that_is_left(
+    tmp_path, monkeypatch
+):
+    rows = object.__new__(Examples)
+    rows.calibration = ROWS
+    calls = []
+    monkeypatch.setattr(
+        "keras_sparse_ortho.shrinking._search.widths",
+        lambda model, data, *, minutes: calls.append(minutes),
+    )
+    for spent in (20.0, 100.0):
+        search = Search(
+            None,
+            rows,
+            tmp_path,
+            packed=False,
+            say=lambda *_, spent=spent: spent,
+            seconds=80.0,
+            max_drop=0.01,
+            seed=0,
+        )
+        search._width_table()
+    assert calls == [0.5]
+    assert search.untried == ["a table of widths"]
+
+
 def test_a_slow_training_leaves_fewer_rows_to_the_next():
     rows = object.__new__(Examples)
     rows._inputs, rows._training, rows.logits = (
