@@ -103,7 +103,7 @@ def plan_of_lstms(model: keras.Model, inputs: Nested) -> LstmPlan:
             training=training,
         )
 
-    with observe(layers, note):
+    with keras.StatelessScope(), observe(layers, note):
         model(inputs, training=False)
     return plan
 

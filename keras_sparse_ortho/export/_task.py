@@ -23,6 +23,7 @@ from keras_sparse_ortho.export._lstms import (
     plan_of_lstms,
 )
 from keras_sparse_ortho.export._reference import (
+    check_states,
     keras_outputs,
     kernels_of,
     plain_model,
@@ -166,11 +167,11 @@ def task_of(
     signs = []
     if representative is not None and not has_ranges:
         signs = doubts(plain, signature, representative)
+    first_batch = full_batches(rows.compared, batch_size)[0]
+    inputs = pack(signature.nesting, first_batch)
+    check_states(reference, inputs)
     names, outputs = keras_outputs(reference, signature, rows.compared)
-    lstms = NO_LSTMS
-    if of_lstms:
-        batch = full_batches(rows.compared, batch_size)[0]
-        lstms = plan_of_lstms(plain, pack(signature.nesting, batch))
+    lstms = plan_of_lstms(plain, inputs) if of_lstms else NO_LSTMS
     return Task(
         model=plain,
         signature=signature,
