@@ -1192,6 +1192,17 @@ class Shrunk(Measurement):
             "made": report.taken.name,
             "route": report.taken.route,
             "report": str(report),
+            "trials": [
+                {
+                    "name": trial.name,
+                    "route": trial.route,
+                    "score": trial.score.mean,
+                    "bytes": trial.bytes,
+                    "ms": trial.ms,
+                }
+                for trial in report.trials
+                if trial.reason is None
+            ],
             "seconds": round(time.monotonic() - start),
         }
         times = _times(name, [*lines], tested[:1], given.seconds)
