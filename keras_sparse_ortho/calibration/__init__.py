@@ -13,7 +13,14 @@ from keras_sparse_ortho.calibration._recipe import Recipe, other_density
 from keras_sparse_ortho.calibration._restore_statistics import (
     restore_statistics,
 )
-from keras_sparse_ortho.calibration._rows import canonical_shape
+from keras_sparse_ortho.calibration._rows import (
+    LastAxisRows,
+    Rows,
+    canonical_shape,
+    kernel_rows,
+    last_axis_rows,
+    rows_by_name,
+)
 from keras_sparse_ortho.calibration._scores import LayerScore
 from keras_sparse_ortho.calibration._shares import (
     Sensitivity,
@@ -33,9 +40,12 @@ from keras_sparse_ortho.calibration._widths import (
 
 __all__ = [
     "Channels",
+    "LastAxisRows",
     "LayerScore",
+    "Rows",
     "Sensitivity",
     "WidthTable",
+    "kernel_rows",
     "restore_statistics",
     "widths",
 ]
