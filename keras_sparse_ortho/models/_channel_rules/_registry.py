@@ -42,6 +42,7 @@ _READS_ARGUMENTS = (keras.layers.MultiHeadAttention,)
 _BY_NAME = {
     "elementwise": _tied.elementwise,
     "channelwise": _tied.passes_channels,
+    "last axis": _linear.last_axis,
 }
 
 
@@ -54,11 +55,13 @@ def register_channel_rule(kind: type, rule: str | MakeRule) -> None:
 
     Args:
         kind: type. A class of layers.
-        rule: `"elementwise"`, `"channelwise"` or a callable. An elementwise layer has no weights,
-            and maps each entry alone. A channelwise one passes channels on, leaves constant ones as
-            they are, and its weights, if any, have one entry for each channel on their last axis. A
-            callable takes a `ChannelCall` and returns a `ChannelRule`, or a str: the reason why the
-            channels must stay.
+        rule: `"elementwise"`, `"channelwise"`, `"last axis"` or a callable. An elementwise layer
+            has no weights, and maps each entry alone. A channelwise one passes channels on, leaves
+            constant ones as they are, and its weights, if any, have one entry for each channel on
+            their last axis. One on the last axis multiplies it by its kernel, or parts of it by a
+            matrix of the kernel each, and adds a bias; its configuration has `units`, and
+            `use_bias` or `groups`. A callable takes a `ChannelCall` and returns a `ChannelRule`, or
+            a str: the reason why the channels must stay.
 
     Raises TypeError if `kind` is no class of layers or `rule` none of these.
 
