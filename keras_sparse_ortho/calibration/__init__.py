@@ -15,7 +15,9 @@ from keras_sparse_ortho.calibration._restore_statistics import (
 )
 from keras_sparse_ortho.calibration._rows import (
     LastAxisRows,
+    MakeRows,
     Rows,
+    RowsRule,
     canonical_shape,
     kernel_rows,
     last_axis_rows,

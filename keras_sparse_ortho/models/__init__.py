@@ -18,10 +18,16 @@ from keras_sparse_ortho.models._channel_groups import (
 from keras_sparse_ortho.models._channel_rules import (
     ChannelCall,
     ChannelRule,
+    MakeRule,
     register_channel_rule,
 )
 from keras_sparse_ortho.models._convert import convert
-from keras_sparse_ortho.models._flops import input_specs, kernel_positions
+from keras_sparse_ortho.models._flops import (
+    PositionRule,
+    input_specs,
+    kernel_positions,
+    last_axis_positions,
+)
 from keras_sparse_ortho.models._origin import origin_of
 from keras_sparse_ortho.models._output_kinds import (
     UNKNOWN,

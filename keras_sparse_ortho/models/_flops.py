@@ -213,6 +213,15 @@ def _no_positions(
     return 0
 
 
+def last_axis_positions(
+    layer: keras.layers.Layer,
+    inputs: Tensor,
+    outputs: Tensor,
+) -> int:
+    """The positions of a layer whose kernels multiply the last axis of its inputs."""
+    return math.prod(inputs.shape[1:-1])
+
+
 def _input_pixels(
     layer: keras.layers.Layer,
     inputs: Tensor,

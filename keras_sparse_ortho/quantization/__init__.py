@@ -7,7 +7,11 @@ from keras_sparse_ortho.quantization._fake_quantize import (
     integers_of,
     ranges_of,
 )
-from keras_sparse_ortho.quantization._kernel_rounding import kernel_rounding
+from keras_sparse_ortho.quantization._kernel_rounding import (
+    ROUNDINGS,
+    Rounding,
+    kernel_rounding,
+)
 from keras_sparse_ortho.quantization._quantize_aware import quantize_aware
 from keras_sparse_ortho.quantization._quantize_wrapper import (
     QuantizeWrapper,
