@@ -18,6 +18,7 @@ from keras_sparse_ortho.calibration._rows import (
     MakeRows,
     Rows,
     RowsRule,
+    as_matrices,
     canonical_shape,
     kernel_rows,
     last_axis_rows,

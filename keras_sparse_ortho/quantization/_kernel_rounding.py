@@ -6,15 +6,12 @@ from typing import Literal
 
 import keras
 
-from keras_sparse_ortho._keras_internals import ConvLSTMCell, warn_user
+from keras_sparse_ortho._keras_internals import warn_user
 from keras_sparse_ortho.kernels import (
     PrunableWeight,
-    SparseLayer,
     are_experts,
     is_table,
 )
-
-L = keras.layers
 
 Rounding = Literal["by output", "by kernel", "floats"]
 ROUNDINGS: tuple[Rounding, ...] = ("by output", "by kernel", "floats")
@@ -63,37 +60,3 @@ def warn_of_unknown(
 
 def _kind(weight: PrunableWeight) -> str:
     return type(weight.owner).__name__
-
-
-def _by_output(layer: keras.layers.Layer) -> Rounding:
-    return "by output"
-
-
-def _floats(layer: keras.layers.Layer) -> Rounding:
-    return "floats"
-
-
-for _kind_of_layer in (
-    L.Dense,
-    L.EinsumDense,
-    L.Conv1D,
-    L.Conv2D,
-    L.Conv3D,
-    L.Conv1DTranspose,
-    L.Conv2DTranspose,
-    L.Conv3DTranspose,
-    L.DepthwiseConv1D,
-    L.DepthwiseConv2D,
-    L.SeparableConv1D,
-    L.SeparableConv2D,
-    SparseLayer,
-):
-    kernel_rounding.register(_kind_of_layer, _by_output)
-for _kind_of_layer in (
-    L.Embedding,
-    L.SimpleRNNCell,
-    L.GRUCell,
-    L.LSTMCell,
-    ConvLSTMCell,
-):
-    kernel_rounding.register(_kind_of_layer, _floats)

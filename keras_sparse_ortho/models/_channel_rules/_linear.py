@@ -1,4 +1,4 @@
-"""Dense layers and convolutions, also transposed ones."""
+"""The rules of kernels that multiply channels: of one matrix, and of several side by side."""
 
 from typing import Any
 
@@ -11,7 +11,6 @@ from keras_sparse_ortho.models._channel_rules._rule import (
     ChannelCall,
     ChannelRule,
     Constants,
-    MakeRule,
     Mask,
     SmallerLayer,
     Tracer,
@@ -180,37 +179,6 @@ class Linear(ChannelRule):
         return rows.reshape(inputs, -1)
 
 
-class Transposed(Linear):
-    """A transposed convolution, whose kernel is `(*taps, out, in)`."""
-
-    def _set_taps(self) -> None:
-        self.kernel = np.swapaxes(self.kernel, -1, -2)
-        # Few taps reach the border, and strides leave gaps.
-        self.has_borders = True
-        super()._set_taps()
-
-    def smaller(
-        self,
-        constants: Constants,
-        read: Mask,
-        live: Mask,
-    ) -> SmallerLayer:
-        config, [kernel, *bias] = super().smaller(constants, read, live)
-        return SmallerLayer(config, [np.swapaxes(kernel, -1, -2), *bias])
-
-    def trace(
-        self,
-        tracer: Tracer,
-        inputs: np.ndarray,
-    ) -> np.ndarray:
-        tracer.hold(
-            inputs,
-            self.layer,
-            "its kernel has no rows for each channel it reads",
-        )
-        return tracer.make(self.layer.name, self.kernel.shape[-1])
-
-
 class Grouped(ChannelRule):
     """Matrices side by side, each on channels of its own; each goes with all of these.
 
@@ -300,30 +268,6 @@ class Grouped(ChannelRule):
 
 
 @for_single_inputs
-def _dense(call: ChannelCall) -> ChannelRule | str:
-    [tensor] = call.inputs
-    if tensor.axis != len(tensor.shape) - 1:
-        return f"it does not read axis {tensor.axis}, where the channels are"
-    return Linear(call.layer, call.layer.kernel, tensor.axis)
-
-
-@for_single_inputs
-def _convolution(call: ChannelCall) -> ChannelRule | str:
-    axis = call.inputs[0].axis
-    if call.layer.groups == 1:
-        return Linear(call.layer, call.layer.kernel, axis)
-    if not is_elementwise(call.layer.activation):
-        return "its activation mixes the channels of all groups"
-    layout = KernelLayout.convolution(call.layer.groups)
-    return Grouped(call.layer, call.layer.kernel, layout, axis)
-
-
-@for_single_inputs
-def _transposed(call: ChannelCall) -> ChannelRule | str:
-    return Transposed(call.layer, call.layer.kernel, call.inputs[0].axis)
-
-
-@for_single_inputs
 def last_axis(call: ChannelCall) -> ChannelRule | str:
     """Makes the rule of a layer whose one kernel multiplies the last axis of its inputs.
 
@@ -381,12 +325,3 @@ def _why_no_product(layer: Any) -> str | None:
     if bias is not None and bias.shape != (config[size_name(layer)],):
         return f"its bias has the shape {tuple(bias.shape)}"
     return None
-
-
-RULES: dict[type | str, MakeRule] = {
-    L.Dense: _dense,
-    **dict.fromkeys((L.Conv1D, L.Conv2D, L.Conv3D), _convolution),
-    **dict.fromkeys(
-        (L.Conv1DTranspose, L.Conv2DTranspose, L.Conv3DTranspose), _transposed
-    ),
-}

@@ -1,48 +1,31 @@
 """The rule of each class of layers; users add their own."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import keras
 
 from keras_sparse_ortho._checks import as_text, other_keywords
 from keras_sparse_ortho.layers import is_elementwise
-from keras_sparse_ortho.models._channel_rules import (
-    _attention,
-    _depthwise,
-    _embedding,
-    _linear,
-    _merges,
-    _normalization,
-    _operations,
-    _recurrent,
-    _reshapes,
-    _tied,
-)
+from keras_sparse_ortho.models._channel_rules._linear import last_axis
 from keras_sparse_ortho.models._channel_rules._rule import (
     ChannelCall,
     ChannelRule,
     MakeRule,
 )
+from keras_sparse_ortho.models._channel_rules._tied import (
+    elementwise,
+    passes_channels,
+)
 
-_RULES: dict[type | str, MakeRule] = {
-    **_attention.RULES,
-    **_depthwise.RULES,
-    **_embedding.RULES,
-    **_linear.RULES,
-    **_merges.RULES,
-    **_normalization.RULES,
-    **_operations.RULES,
-    **_recurrent.RULES,
-    **_reshapes.RULES,
-    **_tied.RULES,
-}
+_RULES: dict[type | str, MakeRule] = {}
 _READS_ARGUMENTS = (keras.layers.MultiHeadAttention,)
 
 
 _BY_NAME = {
-    "elementwise": _tied.elementwise,
-    "channelwise": _tied.passes_channels,
-    "last axis": _linear.last_axis,
+    "elementwise": elementwise,
+    "channelwise": passes_channels,
+    "last axis": last_axis,
 }
 
 
@@ -85,6 +68,11 @@ def register_channel_rule(kind: type, rule: str | MakeRule) -> None:
     _RULES[kind] = make
 
 
+def add_channel_rules(rules: Mapping[type | str, MakeRule]) -> None:
+    """Adds the rules of a family: of classes of layers, and by name of operations of Keras."""
+    _RULES.update(rules)
+
+
 def rule_of(call: ChannelCall) -> ChannelRule | str:
     """The rule for a call, or the reason why there is none."""
     make = _make_rule_of(call.layer)
@@ -110,7 +98,7 @@ def _make_rule_of(layer: Any) -> MakeRule | None:
     if kind in _RULES:
         return _RULES[kind]
     if is_elementwise(layer):
-        return _tied.elementwise
+        return elementwise
     is_operation = not isinstance(layer, keras.layers.Layer)
     if is_operation and kind.__module__.startswith("keras."):
         return _RULES.get(kind.__name__)

@@ -116,6 +116,9 @@ class ChannelRule:
     has_kernel = False
     """Whether the layer makes channels out of a kernel, and may so have dead ones."""
 
+    shrinks_inside = False
+    """Whether the layer may shrink where all its inputs and outputs stay, as heads do."""
+
     def __init__(
         self,
         layer: Any,
@@ -148,6 +151,10 @@ class ChannelRule:
     ) -> SmallerLayer | SmallerOperation | None:
         """The layer between tensors of these channels, or `None` if it need not change."""
         raise NotImplementedError
+
+    def dead_inside(self) -> dict[str, int]:
+        """How many channels inside the layer are dead and stay, by the path of their kernel."""
+        return {}
 
     def trace(
         self,
