@@ -43,7 +43,6 @@ from keras_sparse_ortho.calibration._widths import (
 
 __all__ = [
     "Channels",
-    "LastAxisRows",
     "LayerScore",
     "Rows",
     "Sensitivity",

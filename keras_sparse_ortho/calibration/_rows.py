@@ -73,7 +73,7 @@ def kernel_rows(
     >>> class Scores(keras.layers.Dense):
     ...     def call(self, inputs):
     ...         return keras.ops.softmax(super().call(inputs))
-    >>> _ = kernel_rows.register(Scores, lambda layer, weight: LastAxisRows())
+    >>> _ = kernel_rows.register(Scores, kernel_rows.dispatch(keras.layers.Dense))
 
     Args:
         layer: Layer. Plain and built.
