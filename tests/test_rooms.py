@@ -49,6 +49,7 @@ ORDER = (
         "calibration",
         "pruning",
         "quantization",
+        "families",
     ),
     *(
         "export",

@@ -17,7 +17,17 @@ from keras_sparse_ortho.calibration._recipe import Recipe, other_density
 from keras_sparse_ortho.calibration._restore_statistics import (
     restore_statistics,
 )
-from keras_sparse_ortho.calibration._rows import as_matrices, canonical_shape
+from keras_sparse_ortho.calibration._rows import (
+    LastAxisRows,
+    MakeRows,
+    Rows,
+    RowsRule,
+    as_matrices,
+    canonical_shape,
+    kernel_rows,
+    last_axis_rows,
+    rows_by_name,
+)
 from keras_sparse_ortho.calibration._scores import LayerScore
 from keras_sparse_ortho.calibration._shares import (
     Sensitivity,
@@ -50,8 +60,10 @@ from keras_sparse_ortho.calibration._widths import (
 __all__ = [
     "Channels",
     "LayerScore",
+    "Rows",
     "Sensitivity",
     "WidthTable",
+    "kernel_rows",
     "restore_statistics",
     "widths",
 ]

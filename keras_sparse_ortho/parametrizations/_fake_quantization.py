@@ -28,6 +28,7 @@ class FakeQuantization:
 
     Args:
         dtype: `"int8"`, `"int4"` or `"ternary"`.
+        per: `"output"` for a scale of each channel, or `"kernel"` for one scale.
 
     Limits: ranges are not learnt. The gradient ignores rounding: few bits need a smaller learning
     rate than floats.
@@ -46,17 +47,22 @@ class FakeQuantization:
     """
 
     @other_keywords
-    def __init__(self, dtype: str = "int8") -> None:
+    def __init__(self, dtype: str = "int8", per: str = "output") -> None:
         if dtype not in LEVELS:
             dtypes = sorted(LEVELS)
             raise ValueError(
                 f"`dtype` must be one of {dtypes}. Received: {dtype=}"
             )
+        if per not in ("output", "kernel"):
+            raise ValueError(
+                f"`per` must be 'output' or 'kernel'. Received: {per=}"
+            )
         self.dtype = dtype
+        self.per = per
 
     def __call__(self, value: Tensor, outputs: tuple[int, ...]) -> Tensor:
         """The quantized weight; `outputs` is the shape of one number for each output."""
-        axes = _axes(outputs)
+        axes = self._axes(outputs)
 
         def rounded(w: Tensor) -> Tensor:
             weight = keras.ops.cast(w, "float32")
@@ -85,7 +91,7 @@ class FakeQuantization:
     ) -> tuple[np.ndarray, np.ndarray]:
         """The int8 integers of a weight in NumPy, and the scales of its channels."""
         value = np.asarray(value, np.float32)
-        axes = _axes(outputs)
+        axes = self._axes(outputs)
         largest = np.max(np.abs(value), axis=axes, keepdims=True)
         scale = largest / LEVELS[self.dtype]
         scale = np.where(scale > 0, scale, 1)
@@ -93,21 +99,18 @@ class FakeQuantization:
         integers = np.rint(value / scale)
         return integers.astype(np.int8), scale
 
+    def _axes(self, outputs: tuple[int, ...]) -> tuple[int, ...]:
+        """The axes of a weight whose entries have one scale."""
+        if self.per == "kernel":
+            return tuple(range(len(outputs)))
+        return tuple(axis for axis, size in enumerate(outputs) if size == 1)
+
     def get_config(self) -> Config:
-        return {"dtype": self.dtype}
+        return {"dtype": self.dtype, "per": self.per}
 
     @classmethod
     def from_config(cls, config: Config) -> "FakeQuantization":
         return cls(**config)
-
-
-def _axes(outputs: tuple[int, ...]) -> tuple[int, ...]:
-    """The axes of a weight over which a channel extends."""
-    axes = []
-    for axis, size in enumerate(outputs):
-        if size == 1:
-            axes.append(axis)
-    return tuple(axes)
 
 
 def _ternary(value: Tensor, axes: tuple[int, ...]) -> Tensor:
