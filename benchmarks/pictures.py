@@ -801,7 +801,7 @@ def rooms() -> Figure:
             places[room] = ((k + 0.5) / len(on_floor), floor)
     for room, (x, y) in places.items():
         for name in imports[room]:
-            # What another import brings needs no line of its own.
+            # A room that another import brings needs no line of its own.
             if not any(name in below[other] for other in imports[room]):
                 panel.plot(
                     *zip((x, y), places[name], strict=True), color=DENSE, lw=1
