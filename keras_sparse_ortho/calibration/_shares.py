@@ -16,8 +16,8 @@ from keras_sparse_ortho._keras_internals import (
 )
 from keras_sparse_ortho._values import placed, to_numpy, without_gradients
 from keras_sparse_ortho.budgets import Budget, allocate
+from keras_sparse_ortho.calibration._held_out import held_out_batches
 from keras_sparse_ortho.calibration._moments import (
-    HOLD_OUT,
     Moments,
     samples_in,
     stop_of,
@@ -275,11 +275,7 @@ def _lost_in_model(
     verbose: int,
 ) -> dict[str, float]:
     """The relative squared error of the model with each kernel alone in int4, on held-out rows."""
-
-    def held_out(x: Any) -> Any:
-        return x[min(HOLD_OUT, x.shape[0]) - 1 :: HOLD_OUT]
-
-    rows = [keras.tree.map_structure(held_out, batch) for batch in batches]
+    rows = held_out_batches(batches)
     with from_zero_states(model), without_gradients():
         outputs = [
             keras.tree.flatten(model(batch, training=False)) for batch in rows

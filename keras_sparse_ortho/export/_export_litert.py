@@ -39,6 +39,7 @@ from keras_sparse_ortho.export._routes import (
     TARGETS,
     ExportReport,
     Route,
+    fuses_lstms,
     installed_versions,
     routes_of,
 )
@@ -183,6 +184,7 @@ def export_litert(
         tolerance,
         timeout,
         of_blocks=any(route.of_blocks for route in routes),
+        of_lstms=any(fuses_lstms(route) for route in routes),
         ends=ends,
     )
     warn_of_rows(task)

@@ -27,6 +27,7 @@ from keras_sparse_ortho.models._output_kinds import (
     UNKNOWN,
     OutputKind,
     output_kinds,
+    output_names,
 )
 from keras_sparse_ortho.models._places import places_to_wrap
 from keras_sparse_ortho.models._plan import LayerChange, Plan

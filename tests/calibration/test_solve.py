@@ -185,7 +185,7 @@ def test_damping_is_chosen_on_held_out_rows(monkeypatch):
     )
 
 
-@pytest.mark.parametrize("cols", [8, 4])
+@pytest.mark.parametrize("cols", [8, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "regular",
     [

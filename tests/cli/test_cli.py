@@ -469,6 +469,9 @@ def test_options_reach_the_functions(model_file, tmp_path, monkeypatch):
     }
     expected |= {"metric": "closeness", "prefer": "ms"}
     assert seen == {**expected, "verbose": True}
+    assert main([*command, "--max-drop", "class=.01, box=.05"]) == 0
+    assert seen["max_drop"] == {"class": 0.01, "box": 0.05}
+    assert main([*command, "--max-drop", "class=little"]) == 2
     seen.clear()
 
     def export_litert(*_, **options):

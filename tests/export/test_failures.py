@@ -519,7 +519,13 @@ def test_a_timeout_is_a_number(timeout, target):
         export_litert(tiny(), target, timeout=timeout)
 
 
-@pytest.mark.parametrize("calls", [0, 10**9], ids=["idle", "at work"])
+@pytest.mark.parametrize(
+    "calls",
+    [
+        pytest.param(0, id="idle", marks=pytest.mark.slow),
+        pytest.param(10**9, id="at work"),
+    ],
+)
 def test_worker_ends_when_its_parent_is_killed(tiny_file, calls):
     code = f"""if True:
         import runpy, threading, time

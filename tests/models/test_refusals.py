@@ -337,7 +337,10 @@ def third_time(function):
 
 @pytest.mark.core
 @pytest.mark.parametrize("in_place", [False, True])
-@pytest.mark.parametrize("make", FORMS)
+@pytest.mark.parametrize(
+    "make",
+    [pytest.param(written, marks=pytest.mark.slow_on("tensorflow")), FORMS[1]],
+)
 def test_failures_when_much_has_been_changed(make, in_place, monkeypatch):
     models = {
         "masked": compiled(
