@@ -26,6 +26,7 @@ from record import (
     RESULTS,
     digest,
     finished,
+    matching,
     middle_of_processes,
     number,
     one_cell,
@@ -227,6 +228,7 @@ SOURCES = {
     "routes": ["litert_blocks.md"],
     "faster": ["blocks.jsonl"],
     "growth": ["blocks.jsonl"],
+    "frontier": ["real_shrunk.jsonl"],
 }
 
 
@@ -651,6 +653,37 @@ def sensitivity() -> Figure:
     return figure
 
 
+def frontier(network: str = "rnet") -> Figure:
+    """Every file that `shrink` tried for a network, by bytes and score."""
+    lines = finished(RESULTS / "real_shrunk.jsonl")
+    line = matching(lines, network=network, how="shrink")[-1]
+    figure = new(3.4)
+    panel = figure.subplots()
+    kinds = {
+        "dense": (DENSE, "s", lambda name: name == "dense"),
+        "narrowed": (OURS, "o", lambda name: name.startswith("narrowed")),
+    }
+    for label, (color, marker, belongs) in kinds.items():
+        trials = [trial for trial in line["trials"] if belongs(trial["name"])]
+        panel.plot(
+            [trial["bytes"] / 1000 for trial in trials],
+            [trial["score"] for trial in trials],
+            marker,
+            color=color,
+            label=label,
+        )
+    for trial in line["trials"]:
+        if trial["name"] == "dense":
+            panel.annotate(
+                f" {trial['route']}",
+                (trial["bytes"] / 1000, trial["score"]),
+                verticalalignment="top",
+            )
+    panel.set(xscale="log", xlabel="file, kB", ylabel="score on held-out rows")
+    panel.legend()
+    return figure
+
+
 def routes() -> Figure:
     """How many times as fast files of blocks are as the best dense int8 file, as measured."""
     networks = {
@@ -750,6 +783,7 @@ DRAWN += (
     taps,
     budgets,
     sensitivity,
+    frontier,
 )
 DRAWN += (singular_values, jacobian)
 PICTURES = {draw.__name__: draw for draw in DRAWN}

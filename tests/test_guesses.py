@@ -526,7 +526,7 @@ RECORDS = {
 
 def test_guesses_stand_once_in_the_table():
     guesses = [
-        guess for line, _ in _foreign_names._STEPS for guess in line.split()
+        guess for line, _ in _foreign_names.STEPS for guess in line.split()
     ]
-    folded = [_foreign_names._folded(guess) for guess in guesses]
+    folded = [_foreign_names.folded(guess) for guess in guesses]
     assert len({*folded}) == len(folded)

@@ -1,12 +1,16 @@
 """Trained networks, layer by layer on calibration data: pruning, refits, statistics."""
 
 from keras_sparse_ortho.calibration._channels import Channels
-from keras_sparse_ortho.calibration._elimination import refitted_without
+from keras_sparse_ortho.calibration._elimination import (
+    eliminate,
+    refitted_without,
+)
 from keras_sparse_ortho.calibration._layerwise import (
     calibration_batches,
     measurable,
     prune_layers,
 )
+from keras_sparse_ortho.calibration._moments import Moments, stop_of
 from keras_sparse_ortho.calibration._output_errors import OutputErrors
 from keras_sparse_ortho.calibration._readers import ReaderMoments
 from keras_sparse_ortho.calibration._recipe import Recipe, other_density
@@ -30,7 +34,19 @@ from keras_sparse_ortho.calibration._shares import (
     densities_around,
     measured_errors,
 )
-from keras_sparse_ortho.calibration._width_search import Costs
+from keras_sparse_ortho.calibration._solve import (
+    Blocks,
+    Entries,
+    RefitProblem,
+    damped,
+    obs,
+)
+from keras_sparse_ortho.calibration._sweep import sweep
+from keras_sparse_ortho.calibration._width_search import (
+    Costs,
+    Ladder,
+    WidthSearch,
+)
 from keras_sparse_ortho.calibration._width_table import (
     WidthTable,
     checked_widths,

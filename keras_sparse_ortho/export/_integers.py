@@ -26,6 +26,13 @@ from keras_sparse_ortho.export._integer_kernels import (
     IntegerKernel,
     integer_kernels,
 )
+from keras_sparse_ortho.export._integer_lstm import (
+    Peaks,
+    measured_peaks,
+    range_of_output,
+    with_dynamic_lstms,
+    with_integer_lstms,
+)
 from keras_sparse_ortho.export._marks import Range, take_marks
 from keras_sparse_ortho.export._narrowed import narrowed
 from keras_sparse_ortho.export._ranges import (
@@ -71,6 +78,7 @@ def in_storage(
     model = read_model(content)
     recipe = [_rule(".*", "*", _settings(kind))]
     ranges: dict[str, Range] = {}
+    peaks: dict[str, Peaks] = {}
     in_floats: list[tuple[SubGraphT, OperatorT]] = []
     if kind == "static":
         # LiteRT multiplies stacks of matrices with one scale; with others it computes zeros.
@@ -86,7 +94,11 @@ def in_storage(
         trained = take_marks(model)
         measured = trained
         if batches is not None:
+            batches = list(batches)
+            peaks = measured_peaks(content, batches)
             measured = calibrated(content, batches)
+            for name, peaks_of_lstm in peaks.items():
+                measured[name] = range_of_output(peaks_of_lstm)
         part_outputs(model)
         ranges, in_floats = implied_ranges(model, measured, recipe)
         ranges = {
@@ -104,7 +116,12 @@ def in_storage(
     table = _table(model, kernels, ranges)
     aeq = quantizer.Quantizer(bytearray(write_model(model)), recipe)
     result = aeq.quantize(table or None, enable_progress_report=False)
-    return narrowed(bytes(result.quantized_model), kind)
+    quantized = bytes(result.quantized_model)
+    if kind == "static":
+        quantized = with_integer_lstms(quantized, ranges, peaks)
+    else:
+        quantized = with_dynamic_lstms(quantized)
+    return narrowed(quantized, kind)
 
 
 def _rule(scope: str, kind: str, settings: dict[str, Any] | None) -> Rule:

@@ -57,6 +57,7 @@ from keras_sparse_ortho.models._output_kinds import (
     UNKNOWN,
     OutputKind,
     output_kinds,
+    output_names,
 )
 from keras_sparse_ortho.models._places import places_to_wrap
 from keras_sparse_ortho.models._plan import LayerChange, Plan
@@ -68,7 +69,9 @@ from keras_sparse_ortho.models._prunable_weights import (
     weights_of,
 )
 from keras_sparse_ortho.models._remove_channels import remove_channels
+from keras_sparse_ortho.models._result_checks import ResultChecks
 from keras_sparse_ortho.models._rewrite import rewrite
+from keras_sparse_ortho.models._same_function import SameFunction
 from keras_sparse_ortho.models._shapes_without import shapes_without
 from keras_sparse_ortho.models._stateless_loss import (
     StatelessLoss,

@@ -1,7 +1,5 @@
 """`FakeQuantization`: effective weights rounded to integers, with a straight-through gradient."""
 
-import functools
-
 import keras
 import numpy as np
 
@@ -51,8 +49,9 @@ class FakeQuantization:
     @other_keywords
     def __init__(self, dtype: str = "int8", per: str = "output") -> None:
         if dtype not in LEVELS:
+            dtypes = sorted(LEVELS)
             raise ValueError(
-                f"`dtype` must be one of {sorted(LEVELS)}. Received: {dtype=}"
+                f"`dtype` must be one of {dtypes}. Received: {dtype=}"
             )
         if per not in ("output", "kernel"):
             raise ValueError(
@@ -64,14 +63,14 @@ class FakeQuantization:
     def __call__(self, value: Tensor, outputs: tuple[int, ...]) -> Tensor:
         """The quantized weight; `outputs` is the shape of one number for each output."""
         axes = self._axes(outputs)
-        quantized = functools.partial(self._integers, axes=axes)
-        if self.dtype == "ternary":
-            quantized = functools.partial(_ternary, axes=axes)
 
         def rounded(w: Tensor) -> Tensor:
-            return keras.ops.cast(
-                quantized(keras.ops.cast(w, "float32")), w.dtype
-            )
+            weight = keras.ops.cast(w, "float32")
+            if self.dtype == "ternary":
+                quantized = _ternary(weight, axes)
+            else:
+                quantized = self._integers(weight, axes)
+            return keras.ops.cast(quantized, w.dtype)
 
         def gradient(_: Tensor, upstream: Tensor) -> tuple[Tensor]:
             return (upstream,)
@@ -84,16 +83,19 @@ class FakeQuantization:
         largest = ops.max(ops.abs(value), axis=axes, keepdims=True)
         scale = largest / LEVELS[self.dtype]
         scale = ops.where(scale > 0, scale, ops.ones_like(scale))
-        return ops.round(value / scale) * scale
+        integers = ops.round(value / scale)
+        return integers * scale
 
     def integers(
         self, value: np.ndarray, outputs: tuple[int, ...]
     ) -> tuple[np.ndarray, np.ndarray]:
         """The int8 integers of a weight in NumPy, and the scales of its channels."""
         value = np.asarray(value, np.float32)
-        largest = np.abs(value).max(axis=self._axes(outputs), keepdims=True)
+        axes = self._axes(outputs)
+        largest = np.max(np.abs(value), axis=axes, keepdims=True)
         scale = largest / LEVELS[self.dtype]
-        scale = np.where(scale > 0, scale, 1).astype(np.float32)
+        scale = np.where(scale > 0, scale, 1)
+        scale = scale.astype(np.float32)
         integers = np.rint(value / scale)
         return integers.astype(np.int8), scale
 
@@ -118,7 +120,8 @@ def _ternary(value: Tensor, axes: tuple[int, ...]) -> Tensor:
     live = ops.cast(magnitude > 0, "float32")
     threshold = _TERNARY_THRESHOLD * _mean(magnitude, live, axes)
     is_above = ops.cast(magnitude > threshold, "float32")
-    return ops.sign(value) * is_above * _mean(magnitude, is_above, axes)
+    scale = _mean(magnitude, is_above, axes)
+    return ops.sign(value) * is_above * scale
 
 
 def _mean(value: Tensor, mask: Tensor, axes: tuple[int, ...]) -> Tensor:
@@ -126,7 +129,8 @@ def _mean(value: Tensor, mask: Tensor, axes: tuple[int, ...]) -> Tensor:
     ops = keras.ops
     count = ops.sum(mask, axis=axes, keepdims=True)
     total = ops.sum(value * mask, axis=axes, keepdims=True)
-    return total / ops.maximum(count, 1.0)
+    divisor = ops.maximum(count, 1.0)
+    return total / divisor
 
 
 def checked_quantizer(quantizer: object) -> FakeQuantization:
