@@ -14,6 +14,7 @@ from keras_sparse_ortho.calibration import (
     rows_by_name,
 )
 from keras_sparse_ortho.kernels import Layouts, kernel_layouts
+from keras_sparse_ortho.layers import register_by_sample
 from keras_sparse_ortho.models import (
     MakeRule,
     PositionRule,
@@ -40,6 +41,7 @@ def register_layer(
     rows: str | Mapping[str, MakeRows] | RowsRule | None = None,
     channels: str | MakeRule | None = None,
     rounding: Rounding | None = None,
+    by_sample: bool = False,
 ) -> None:
     """Tells the package of a class of layers: its kernels, and how it computes with them.
 
@@ -49,7 +51,8 @@ def register_layer(
     a message that names it.
 
     Args:
-        kind: type. A class of layers. All but `channels` hold for its subclasses, too.
+        kind: type. A class of layers. All but `channels` and `by_sample` hold for its subclasses,
+            too.
         layouts: dict from the name of each kernel (`variable.name`) to its `KernelLayout`, or a
             callable that takes the layer and returns one: `initializers.kernel_layouts`. Empty for
             a layer without kernels.
@@ -62,6 +65,9 @@ def register_layer(
             channel, for `narrow` and `remove_channels`. `models.register_channel_rule`.
         rounding: `"by output"`, `"by kernel"` or `"floats"`: how LiteRT holds the kernels in
             integers, for `quantize_aware`. `quantization.kernel_rounding`.
+        by_sample: bool. Whether the layer maps each sample by itself, with samples first, and has
+            no state. Under data parallelism on JAX, only the gradients of live values are then sent
+            between devices.
 
     A layer on the last axis computes
 
@@ -107,6 +113,8 @@ def register_layer(
         kernel_rows.register(kind, rows_rule)
     if rounding is not None:
         kernel_rounding.register(kind, lambda layer: rounding)
+    if by_sample:
+        register_by_sample(kind)
 
 
 def _layouts_rule(
