@@ -105,6 +105,7 @@ def test_a_users_layer_is_trained_with_the_rounding_of_its_file():
     assert wrapper.of_output is not None
 
 
+@pytest.mark.core
 def test_a_users_layer_has_an_integer_file(tmp_path):
     model = kso.quantize_aware(network(use_bias=False))
     model(X, training=True)
