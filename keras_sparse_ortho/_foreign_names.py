@@ -625,7 +625,8 @@ class Room(types.ModuleType):
                 raise AttributeError(text)
             text = f"{text}. In keras_sparse_ortho use: {step}"
             # `from room import name` asks here first. Python replaces an AttributeError by one
-            # that says no more than "cannot import name".
+            # that says no more than "cannot import name", and `hasattr` takes no ImportError: so
+            # the error must be that of who asks, which only the stack shows.
             asking = sys._getframe(1).f_globals.get("__name__")
             raise (
                 ImportError(text)

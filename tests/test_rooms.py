@@ -2,6 +2,7 @@
 
 import ast
 import graphlib
+import re
 from pathlib import Path
 
 import pytest
@@ -102,6 +103,15 @@ def test_rooms_import_only_rooms_before_them():
         and ORDER.index(room) > ORDER.index(room_of(path))
     ]
     assert not wrong
+
+
+def test_the_picture_of_the_rooms_is_that_of_the_package():
+    """Drawn by `python benchmarks/pictures.py --only rooms`."""
+    picture = ROOT.parent / "docs" / "rooms.svg"
+    if not picture.exists():
+        pytest.skip("the package is installed without its docs")
+    drawn = re.findall(r"<text[^>]*>(\w+)</text>", picture.read_text("utf-8"))
+    assert sorted(drawn) == sorted(ORDER)
 
 
 def test_nothing_private_is_taken_from_another_room():

@@ -1,5 +1,6 @@
 """`restore_statistics`: sets means and variances of batch normalization for pruned kernels."""
 
+import contextlib
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
@@ -17,9 +18,7 @@ from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.kernels import walk
 from keras_sparse_ortho.models import check_built, origin_of
 
-_ROWS_A_HELD_ROW = (
-    4  # one row in so many decides whether the new statistics are better
-)
+_ROWS_A_HELD_ROW = 4  # one in so many decides whether new statistics are better
 _FEWEST = 16  # rows; of fewer none is held out
 _ROUNDING = 1e-5  # by which two calls of one layer may differ, of the size of its inputs
 
@@ -114,26 +113,19 @@ def restore_statistics(
     used_batches, held_batches = (
         (batches, batches) if not pairs else _split(model, batches)
     )
-    try:
+    with contextlib.ExitStack() as undo:
+        undo.callback(_put_back, variables, before)
         if pairs:
             targets = _outputs(made_from, held_batches)
             distance = _distance(_outputs(model, held_batches), targets)
             _measure_references(made_from, pairs, used_batches, stops, verbose)
         missed = sweep(model, used_batches, stops, verbose)
-        paths = [
-            stop.path for stop in stops if stop not in missed and stop.is_set
-        ]
-        if (
-            pairs
-            and not _distance(_outputs(model, held_batches), targets)
-            <= distance
-        ):
-            _put_back(variables, before)
-            paths = []
-    except BaseException:
-        _put_back(variables, before)
-        raise
-    return paths
+        if pairs:
+            new_distance = _distance(_outputs(model, held_batches), targets)
+            if not new_distance <= distance:
+                return []
+        undo.pop_all()
+    return [stop.path for stop in stops if stop not in missed and stop.is_set]
 
 
 def _put_back(

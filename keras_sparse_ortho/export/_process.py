@@ -63,12 +63,10 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
         with self._lock:
             try:
                 return self._run(task, timeout, job)
-            except JobError:
-                raise
-            except BaseException:  # Ctrl-C, or a wrong argument
+            finally:
+                # It died, or Ctrl-C or a wrong argument came before its answer.
                 if not self._has_answered:
                     self._end()
-                raise
 
     def _run(self, task: str, timeout: float, job: dict[str, Any]) -> Any:
         """Sends a job to the process, and waits for its answer."""

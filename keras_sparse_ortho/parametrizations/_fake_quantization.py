@@ -101,11 +101,9 @@ class FakeQuantization:
 
     def _axes(self, outputs: tuple[int, ...]) -> tuple[int, ...]:
         """The axes of a weight whose entries have one scale."""
-        if self.per == "kernel":
-            return tuple(range(len(outputs)))
         axes = []
         for axis, size in enumerate(outputs):
-            if size == 1:
+            if size == 1 or self.per == "kernel":
                 axes.append(axis)
         return tuple(axes)
 

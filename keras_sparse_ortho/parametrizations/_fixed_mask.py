@@ -192,8 +192,12 @@ class FixedMask(Masked):
             variables=[self.weight.variable],
             values=lambda: [self.effective(self.weight.variable.value)],
             collect=lambda gradient: gradient,
-            replaced=((self.mask, np.broadcast_to(True, self.shape)),),
+            replaced=((self.mask, self.all_live()),),
         )
+
+    def all_live(self) -> np.ndarray:
+        """The value of the mask's variable with which the gradient reaches all entries."""
+        return np.broadcast_to(True, self.shape)
 
     @property
     def drawn_by(self) -> SparseInitializer | None:

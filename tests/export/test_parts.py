@@ -327,7 +327,7 @@ def test_routes_of_each_mode():
 
     assert names(None, True) == ["float32", "float32+sp", "float32+blocks"]
     assert names("int8+blocks", False) == ["int8+blocks"]
-    assert len(names("small", True)) == len(ROUTES) == 12
+    assert len(names("small", True)) == len(ROUTES) == 16
     assert names("fast", True) == names("small", True)
     assert not [
         name for name in names("small", False) if name.startswith("int")
