@@ -84,11 +84,22 @@ def register_layer(
     Examples:
         >>> import keras
         >>> from keras_sparse_ortho.initializers import KernelLayout
-        >>> class Halves(keras.layers.Dense):
-        ...     pass
+        >>> class Projection(keras.layers.Layer):
+        ...     def __init__(self, units, **kwargs):
+        ...         super().__init__(**kwargs)
+        ...         self.units = units
+        ...     def build(self, input_shape):
+        ...         shape = (input_shape[-1], self.units)
+        ...         self.matrix = self.add_weight(shape=shape, name="matrix")
+        ...     def call(self, inputs):
+        ...         return keras.ops.matmul(inputs, self.matrix)
         >>> register_layer(
-        ...     Halves, {"kernel": KernelLayout.dense()}, positions="last axis", rows="last axis",
-        ...     channels="last axis", rounding="by output")
+        ...     Projection, {"matrix": KernelLayout.dense()}, positions="last axis",
+        ...     rows="last axis", rounding="by output")
+        >>> import keras_sparse_ortho as kso
+        >>> model = keras.Sequential([keras.Input((8,)), Projection(4, name="projection")])
+        >>> [weight.live for weight in kso.prunable_weights(kso.sparsify(model, 0.5, seed=0))]
+        [16]
     """
     if not (isinstance(kind, type) and issubclass(kind, keras.layers.Layer)):
         raise TypeError(
@@ -124,7 +135,8 @@ def _layouts_rule(
     if callable(layouts):
         return layouts
     is_table = isinstance(layouts, Mapping) and all(
-        isinstance(layout, KernelLayout) for layout in layouts.values()
+        layout is None or isinstance(layout, KernelLayout)
+        for layout in layouts.values()
     )
     if not is_table:
         raise TypeError(
