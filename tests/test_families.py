@@ -123,6 +123,23 @@ def test_a_users_layer_has_an_integer_file(tmp_path):
     )
 
 
+@pytest.mark.core
+def test_a_users_layer_that_moves_entries_keeps_their_range():
+    class Flipped(L.Layer):
+        def call(self, inputs):
+            return keras.ops.flip(inputs, axis=-1)
+
+    def names_of_rounded():
+        layers = [L.Dense(4, name="up"), Flipped(name="flipped"), L.Dense(3)]
+        model = keras.Sequential([keras.Input((12,)), *layers])
+        rounded = kso.quantize_aware(model)
+        return [layer.name for layer in rounded.layers if layer.weights]
+
+    assert "flipped" in names_of_rounded()
+    kso.register_layer(Flipped, {}, keeps_range=True)
+    assert "flipped" not in names_of_rounded()
+
+
 # --- an answer, or a message that names the layer ------------------------------------------------
 
 

@@ -5,6 +5,7 @@ from typing import TypeVar
 
 import keras
 
+from keras_sparse_ortho import quantization
 from keras_sparse_ortho._checks import as_text, other_keywords
 from keras_sparse_ortho.calibration import (
     MakeRows,
@@ -41,6 +42,7 @@ def register_layer(
     rows: str | Mapping[str, MakeRows] | RowsRule | None = None,
     channels: str | MakeRule | None = None,
     rounding: Rounding | None = None,
+    keeps_range: bool = False,
     by_sample: bool = False,
 ) -> None:
     """Tells the package of a class of layers: its kernels, and how it computes with them.
@@ -65,6 +67,8 @@ def register_layer(
             channel, for `narrow` and `remove_channels`. `models.register_channel_rule`.
         rounding: `"by output"`, `"by kernel"` or `"floats"`: how LiteRT holds the kernels in
             integers, for `quantize_aware`. `quantization.kernel_rounding`.
+        keeps_range: bool. Whether outputs have the range of the inputs, as where entries are moved
+            about. `quantization.keeps_range`.
         by_sample: bool. Whether the layer maps each sample by itself, with samples first, and has
             no state. Under data parallelism on JAX, only the gradients of live values are then sent
             between devices.
@@ -124,6 +128,8 @@ def register_layer(
         kernel_rows.register(kind, rows_rule)
     if rounding is not None:
         kernel_rounding.register(kind, lambda layer: rounding)
+    if keeps_range:
+        quantization.keeps_range.register(kind, lambda layer: True)
     if by_sample:
         register_by_sample(kind)
 
