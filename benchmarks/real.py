@@ -1189,7 +1189,7 @@ class Shrunk(Measurement):
         lines[file] = {
             "how": "shrink",
             "rival": "",
-            "made": report.taken.name,
+            "model": report.taken.name,
             "route": report.taken.route,
             "report": str(report),
             "trials": [
@@ -1247,7 +1247,7 @@ class Shrunk(Measurement):
         rows = []
         for line in latest.values():
             int8 = latest[line["network"], "dense", RIVALS[0]]
-            made = line.get("made", line["how"])
+            made = line.get("model", line["how"])
             lost = ", ".join(
                 f"{100 * loss:.1f}" for loss in line["lost"].values()
             )

@@ -103,7 +103,7 @@ class FakeQuantization:
         """The axes of a weight whose entries have one scale."""
         axes = []
         for axis, size in enumerate(outputs):
-            if self.per == "kernel" or size == 1:
+            if size == 1 or self.per == "kernel":
                 axes.append(axis)
         return tuple(axes)
 
