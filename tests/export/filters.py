@@ -76,6 +76,35 @@ def dense_layers(
     return write_model(model)
 
 
+def transposed_layer(values):
+    """A file of one transposed convolution of 5 x 5 places; `values` are its filter, in int8."""
+    channels = values.shape[0]
+    shape = [1, 5, 5, channels]
+    tensors = [_tensor(name, shape, TYPES.INT8) for name in "xy"]
+    tensors = [quantized(one, [0.1], [0]) for one in tensors]
+    filters = _tensor("filter", [*values.shape], TYPES.INT8, 1)
+    zeros = np.zeros(channels)
+    tensors.append(quantized(filters, zeros + 0.002, zeros))
+    tensors.append(_tensor("shape", [4], TYPES.INT32, 2))
+    options = _made("TransposeConvOptions", strideW=1, strideH=1)
+    layer = _op(schema.BuiltinOptions.TransposeConvOptions, options)
+    layer.inputs = np.array([3, 2, 0], np.int32)
+    layer.outputs = np.array([1], np.int32)
+    graph = _made(
+        "SubGraph",
+        tensors=tensors,
+        inputs=np.array([0], np.int32),
+        outputs=np.array([1], np.int32),
+        operators=[layer],
+    )
+    model = _model([graph], ["TRANSPOSE_CONV"])
+    model.signatureDefs = []
+    for constant in (values, np.array(shape, "<i4")):
+        data = np.ascontiguousarray(constant).view(np.uint8).reshape(-1)
+        model.buffers.append(_made("Buffer", data=data))
+    return write_model(model)
+
+
 def edited(content, edit):
     """The file after `edit(model)`."""
     model = read_model(content)
