@@ -39,14 +39,14 @@ CHECKED = 20  # rows on which arrays are compared
 
 @dataclasses.dataclass(frozen=True)
 class Variant:
-    """What becomes of a trained network.
+    """How a trained network is made smaller.
 
     Attributes:
-        share: float. Of the parameters, after `kso.narrow`.
-        density: float. Of the kernels, after `kso.prune`.
+        share: float. The parameters that `kso.narrow` leaves.
+        density: float. The density of kernels after `kso.prune`.
         packed: bool. Whether zeros are packed.
         lean: bool. Whether inner names and metadata are left out.
-        bits: int. Of a weight; fewer than 8 by arithmetic.
+        bits: int. The bits of a weight; fewer than 8 by arithmetic.
     """
 
     share: float = 1.0
