@@ -111,7 +111,7 @@ class Micro(Measurement):
         python benchmarks/micro.py [--seeds 0 1 2]
 
     For each seed a DS-CNN and four convolutions along time learn ten words of synthetic voices
-    (espeak-ng must be installed). Each is pruned by magnitude, narrowed, or both, trained further,
+    (espeak-ng must be installed). Each is pruned by OBS, narrowed, or both, trained further,
     and exported as int8. The array of `c_array` is run by the package tflite-micro (extra
     `formats`), which also says how much of the arena it uses.
     """
@@ -200,8 +200,8 @@ class Micro(Measurement):
         text = "# Keyword networks on microcontrollers\n\n" + sentences(
             f"""
             Ten words by synthetic voices under noise, other voices in the test set
-            (`training.keywords`). Trained {given.epochs} epochs; those pruned by magnitude within
-            each kernel (but the depthwise kernels and the head), narrowed by `kso.narrow`, or
+            (`training.keywords`). Trained {given.epochs} epochs; those pruned by OBS with the
+            budget "error" (but the depthwise kernels and the head), narrowed by `kso.narrow`, or
             narrowed and then pruned, {given.further} more. Exported as static int8. Accuracy: of
             the file, on the test set. Flash: bytes of the array that `c_array` writes; "as
             exported": of the file. With Decode: with the {DECODE_CODE:,} bytes of code of the
@@ -269,7 +269,12 @@ def pruned(
 ) -> keras.Model:
     """The network after pruning and further training, plain."""
     sparse = kso.prune(
-        model, density, budget="uniform", exclude=dense_paths(model)
+        model,
+        density,
+        score="obs",
+        budget="error",
+        data=data.x_train[:CALIBRATION],
+        exclude=dense_paths(model),
     )
     plain = keras.models.clone_model(model)
 

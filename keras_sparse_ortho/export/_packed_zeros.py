@@ -190,7 +190,7 @@ def _dtype_of(tensor: TensorT) -> np.dtype | None:
     """The dtype of a tensor; None where the operator has no form for it, as for four bits."""
     from ai_edge_litert import schema_py_generated as schema
 
-    dtypes = {
+    dtypes: dict[int, np.dtype] = {
         schema.TensorType.INT8: np.dtype("int8"),
         schema.TensorType.FLOAT32: np.dtype("<f4"),
     }
