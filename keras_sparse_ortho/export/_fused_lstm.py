@@ -109,13 +109,13 @@ def _inputs_of(
     """
     inputs = [_EMPTY] * _INPUTS
     inputs[SEQUENCES] = sequences
-    for name, places, parts in (
+    for name, places, gates in (
         ("kernel", KERNELS, weights.kernels),
         ("recurrent_kernel", RECURRENT_KERNELS, weights.recurrent_kernels),
     ):
         path = f"{weights.path}/{name}"
         if path not in matrices:
-            matrices[path] = _add_gates(model, graph, path, parts)
+            matrices[path] = _add_gates(model, graph, path, gates)
         for place, index in zip(places, matrices[path], strict=True):
             inputs[place] = index
     biases = _add_gates(model, graph, f"{weights.path}/bias", weights.biases)
@@ -133,20 +133,20 @@ def _inputs_of(
 
 
 def _add_gates(
-    model: ModelT, graph: SubGraphT, path: str, parts: Sequence[np.ndarray]
+    model: ModelT, graph: SubGraphT, path: str, gates: Sequence[np.ndarray]
 ) -> list[int]:
-    """Adds the parts of a weight as constants; returns their indices."""
+    """Adds the gates of a weight as constants; returns their indices."""
     indices = []
-    for number, part in enumerate(parts, start=1):
+    for number, values in enumerate(gates, start=1):
         name = f"{path} ({number} of {GATES})"
-        indices.append(add_constant(model, graph, name, part))
+        indices.append(add_constant(model, graph, name, values))
     return indices
 
 
 def _replace(
     model: ModelT, graph: SubGraphT, inputs: Sequence[int], output: int
 ) -> None:
-    """Puts the operator where a placeholder's output is made, behind those that clear its states.
+    """Puts the operator, and two that clear its states, in the place of a placeholder.
 
     Raises ValueError if the converter has moved the sequences behind that place.
     """

@@ -273,7 +273,7 @@ class _Lstm:
             )
 
     def narrow_output(self, scale: np.float32) -> None:
-        """Makes the output integers, with floats beside them for those who read these."""
+        """Makes the output integers; readers of floats get floats beside them."""
         readers = self._quantizing_readers()
         shape = self._graph.tensors[self._output].shape
         integers = self._add("integers", shape, _TYPES.INT8, scale)
