@@ -44,8 +44,8 @@ _EMPTY = -1
 Marks: TypeAlias = dict[str, int]
 """The tensors at the ends of traced LSTMs, by name of the output that marked them."""
 
-Matrices: TypeAlias = dict[str, list[int]]
-"""The tensors of the gates of a kernel, by its path."""
+Matrices: TypeAlias = dict[tuple[int, str], list[int]]
+"""The tensors of the gates of a kernel, by the number of its cell and its name."""
 
 
 def lstms(model: ModelT) -> Iterator[tuple[SubGraphT, OperatorT]]:
@@ -113,10 +113,11 @@ def _inputs_of(
         ("kernel", KERNELS, weights.kernels),
         ("recurrent_kernel", RECURRENT_KERNELS, weights.recurrent_kernels),
     ):
-        path = f"{weights.path}/{name}"
-        if path not in matrices:
-            matrices[path] = _add_gates(model, graph, path, gates)
-        for place, index in zip(places, matrices[path], strict=True):
+        key = weights.owner, name
+        if key not in matrices:
+            path = f"{weights.path}/{name}"
+            matrices[key] = _add_gates(model, graph, path, gates)
+        for place, index in zip(places, matrices[key], strict=True):
             inputs[place] = index
     biases = _add_gates(model, graph, f"{weights.path}/bias", weights.biases)
     for place, index in zip(BIASES, biases, strict=True):

@@ -56,12 +56,14 @@ class LstmWeights(NamedTuple):
     """The weights of one call of an LSTM, as the operator takes them.
 
     Attributes:
-        path: str. The path of the cell; calls of one layer share it.
+        owner: int. The number of the cell, which calls of one layer share.
+        path: str. The path of the cell, which cells of several models may share.
         kernels: Four arrays `(units, inputs)`: input, forget, cell and output gate.
         recurrent_kernels: Four arrays `(units, units)`.
         biases: Four arrays `(units,)`.
     """
 
+    owner: int
     path: str
     kernels: list[np.ndarray]
     recurrent_kernels: list[np.ndarray]
@@ -184,12 +186,13 @@ def _placeholder_of(
     return call
 
 
-def weights_of(cell: keras.layers.LSTMCell) -> LstmWeights:
+def weights_of(cell: keras.layers.LSTMCell, owner: int = 0) -> LstmWeights:
     """The weights of a cell, apart by gate. Keras has the gates in the operator's order."""
     bias = np.zeros(GATES * cell.units, np.float32)
     if cell.use_bias:
         bias = to_numpy(cell.bias.value)
     return LstmWeights(
+        owner=owner,
         path=cell.kernel.path.rpartition("/")[0],
         kernels=_by_gate(to_numpy(cell.kernel.value)),
         recurrent_kernels=_by_gate(to_numpy(cell.recurrent_kernel.value)),
@@ -205,8 +208,11 @@ def _by_gate(value: np.ndarray) -> list[np.ndarray]:
 def save_lstms(calls: Sequence[TracedLstm], file: Path) -> None:
     """Writes the weights of traced LSTMs as an NPZ file, for `read_lstms`."""
     arrays = {}
+    owners: dict[int, int] = {}  # by `id` of the cell
     for number, call in enumerate(calls):
-        weights = weights_of(call.cell)
+        owner = owners.setdefault(id(call.cell), len(owners))
+        weights = weights_of(call.cell, owner)
+        arrays[f"{number}_owner"] = np.array(owner)
         arrays[f"{number}_path"] = np.array(weights.path)
         arrays[f"{number}_kernels"] = np.stack(weights.kernels)
         arrays[f"{number}_recurrent"] = np.stack(weights.recurrent_kernels)
@@ -221,6 +227,7 @@ def read_lstms(file: Path) -> list[LstmWeights]:
         while f"{len(calls)}_path" in arrays:
             number = len(calls)
             weights = LstmWeights(
+                owner=int(arrays[f"{number}_owner"]),
                 path=str(arrays[f"{number}_path"]),
                 kernels=list(arrays[f"{number}_kernels"]),
                 recurrent_kernels=list(arrays[f"{number}_recurrent"]),

@@ -1,4 +1,4 @@
-"""Files of `+blocks` and `+lstm` in LiteRT Micro's own interpreter, for which tflite-micro must be installed."""
+"""Files of `+blocks` and `+lstm` in LiteRT Micro's interpreter; tflite-micro must be installed."""
 
 import keras
 import numpy as np
