@@ -10,6 +10,7 @@ from keras_sparse_ortho._keras_internals import (
     VariableOverrides,
     from_zero_states,
 )
+from keras_sparse_ortho._types import Nested
 from keras_sparse_ortho._values import to_numpy, without_gradients
 from keras_sparse_ortho.calibration._moments import HOLD_OUT, samples_in
 from keras_sparse_ortho.models import OutputKind
@@ -43,21 +44,35 @@ class OutputErrors:
     def __init__(
         self,
         model: keras.Model,
-        batches: Iterable[Any],
+        batches: Iterable[Nested],
         kinds: Sequence[OutputKind],
     ) -> None:
         self._model = model
         self._batches = [held_out_rows(batch) for batch in batches]
         self._kinds = kinds
-        self._references = self._outputs()
+        self._references = self._outputs(self._batches)
 
     @property
     def batches(self) -> int:
         """The number of batches."""
         return len(self._batches)
 
+    def add(self, batch: Nested) -> None:
+        """Compares the held-out rows of another batch, too.
+
+        Args:
+            batch: Inputs of the model, which has its first values.
+        """
+        rows = held_out_rows(batch)
+        outputs = self._outputs([rows])
+        self._batches.append(rows)
+        self._references = [
+            np.concatenate([reference, output])
+            for reference, output in zip(self._references, outputs, strict=True)
+        ]
+
     def keep_batches(self, count: int) -> None:
-        """Measures errors on the first batches alone from now on."""
+        """Compares the first batches alone from now on."""
         self._batches = self._batches[:count]
         rows = samples_in(self._batches)
         self._references = [output[:rows] for output in self._references]
@@ -69,18 +84,18 @@ class OutputErrors:
             values: Pairs of a variable and a tensor.
         """
         with VariableOverrides(values):
-            outputs = self._outputs()
+            outputs = self._outputs(self._batches)
         errors = []
         for output, reference in zip(outputs, self._references, strict=True):
             distance = float(np.sum((output - reference) ** 2))
             errors.append(distance / _spread(reference))
         return float(np.mean(errors))
 
-    def _outputs(self) -> list[np.ndarray]:
+    def _outputs(self, batches: Sequence[Nested]) -> list[np.ndarray]:
         """Each output on all rows, flattened to `(rows, values)`."""
         answers: list[list[np.ndarray]] = [[] for _ in self._kinds]
         with from_zero_states(self._model), without_gradients():
-            for batch in self._batches:
+            for batch in batches:
                 nested = self._model(batch, training=False)
                 outputs = keras.tree.flatten(nested)
                 for answer, output, kind in zip(

@@ -13,6 +13,7 @@ from keras_sparse_ortho._keras_internals import warn_user
 from keras_sparse_ortho.calibration._readers import ReaderMoments
 from keras_sparse_ortho.models import ChannelGroup
 
+_REFERENCE_SHARE = 0.1  # of the time, for a pass of held-out rows, and
 _SWEEP_SHARE = 0.3  # of the time, for the moments of inputs
 _INVERTED = 384  # inputs of the matrix that says how fast the machine inverts
 _ELIMINATION = 3.0  # times an inversion
@@ -47,6 +48,7 @@ class WidthClock:
         self._planned = 0.0  # seconds of eliminations that were done
         self._needed = 0.0
         self._inversion = 0.0
+        self._all_batches = 0
         self._shortages: list[str] = []
 
     @property
@@ -80,6 +82,26 @@ class WidthClock:
         value = function()
         self._pass_seconds = time.monotonic() - start
         return value
+
+    def has_time_for_references(
+        self, batches: int, batch_seconds: float
+    ) -> bool:
+        """Whether the held-out rows of another batch may be compared, that takes so many seconds.
+
+        Args:
+            batches: int. How many there are.
+            batch_seconds: float.
+        """
+        spent = time.monotonic() - self._start
+        is_soon = spent + batch_seconds <= _REFERENCE_SHARE * self._seconds
+        return is_soon or batches < _FEWEST_BATCHES
+
+    def note_references(
+        self, batches: int, all_batches: int, batch_seconds: float
+    ) -> None:
+        """Notes on how many batches of all errors are measured, and the time of one."""
+        self._all_batches = all_batches
+        self._pass_seconds = batches * batch_seconds
 
     def note_shortage(self, text: str) -> None:
         """Notes a part of the table for which there was no time."""
@@ -139,8 +161,10 @@ class WidthClock:
         batches = round(passes * count)
         batches = min(max(batches, _FEWEST_BATCHES), count)
         self._pass_seconds *= batches / count
-        if batches < count:
-            self.note_shortage(f"errors on {batches} of {count} batches")
+        if batches < self._all_batches:
+            self.note_shortage(
+                f"errors on {batches} of {self._all_batches} batches"
+            )
         return batches
 
     def widths_in_time(

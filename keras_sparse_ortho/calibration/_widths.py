@@ -26,6 +26,7 @@ from keras_sparse_ortho.calibration._width_table import (
 from keras_sparse_ortho.models import (
     ChannelGroup,
     ChannelGroups,
+    OutputKind,
     channel_groups,
     output_kinds,
     strip,
@@ -110,12 +111,34 @@ def widths(
     batches = calibration_batches(model, data)
     stripped = strip(model)
     kinds = output_kinds(model, len(stripped.outputs))
-    errors = clock.timed_pass(lambda: OutputErrors(stripped, batches, kinds))
+    errors = errors_in_time(stripped, batches, kinds, clock)
     clock.check()
     moments = measured_in_time(stripped, groups, batches, clock, verbose)
     return measured_widths(
         stripped, groups, moments, errors, multiple_of, verbose, clock
     )
+
+
+def errors_in_time(
+    model: keras.Model,
+    batches: Sequence[Any],
+    kinds: Sequence[OutputKind],
+    clock: WidthClock,
+) -> OutputErrors:
+    """The errors on held-out rows of all batches, or of as many as the time allows."""
+    if not clock.is_limited:
+        return OutputErrors(model, batches, kinds)
+    start = time.monotonic()
+    errors = OutputErrors(model, batches[:1], kinds)
+    for batch in batches[1:]:
+        seconds = time.monotonic() - start
+        if not clock.has_time_for_references(errors.batches, seconds):
+            break
+        start = time.monotonic()
+        errors.add(batch)
+    seconds = time.monotonic() - start
+    clock.note_references(errors.batches, len(batches), seconds)
+    return errors
 
 
 def measured_in_time(
