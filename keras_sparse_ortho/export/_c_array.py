@@ -23,11 +23,16 @@ from keras_sparse_ortho.export._flatbuffer import (
     write_model,
 )
 from keras_sparse_ortho.export._load_litert import read_packed
+from keras_sparse_ortho.export._micro_refusals import refuse_wrong_in_micro
 from keras_sparse_ortho.export._record import read_record
 from keras_sparse_ortho.export._unread import drop_unread
 
 # Routes that LiteRT Micro can run: no sparse encodings, none that quantize in a call.
-_ROUTES = (None, "float32", "float32+blocks", "int8", "int8+blocks")
+_ROUTES = (
+    None,
+    *("float32", "float32+blocks", "float32+lstm"),
+    *("int8", "int8+blocks", "int8+lstm"),
+)
 # By the number of a tensor's type.
 _INTEGERS = {
     3: "uint8",
@@ -48,8 +53,8 @@ def c_array(
     read, are left out.
 
     Args:
-        file: str or path. A file of the route `int8`, `int8+blocks`, `float32` or `float32+blocks`,
-            also compressed; or one that another tool wrote.
+        file: str or path. A file of the route `int8` or `float32`, dense or with `+blocks` or
+            `+lstm`, also compressed; or one that another tool wrote.
         path: str or path. The header, such as `"model_data.h"`.
         name: str. Name of the array, a C identifier.
 
@@ -57,7 +62,8 @@ def c_array(
         The operators for the program's `MicroMutableOpResolver`: "Conv2D" for `AddConv2D()`.
 
     Raises:
-        ExportRouteError: if LiteRT Micro has no kernels for the file's route.
+        ExportRouteError: if LiteRT Micro has no kernels for the file's route, or computes the file
+            wrongly without an error: two loops, as of two GRUs, or an LSTM in dynamic int8.
         ValueError: if the file is damaged (`LiteRTFileError`), the name is no identifier, or `path`
             is the file itself.
 
@@ -84,6 +90,7 @@ def c_array(
             f"these. Received: {given!r} of route {route!r}"
         )
     content, operators, ends = _in_one_piece(content, given)
+    refuse_wrong_in_micro(read_model(content), given)
     calls = "".join(f"//   resolver.Add{one}();\n" for one in operators)
     calls += "".join(f"// {one}\n" for one in ends)
     rows = (content[k : k + 16] for k in range(0, len(content), 16))

@@ -606,7 +606,7 @@ def test_archives_of_far_more_than_their_size_are_refused(
     tmp_path, capsys, monkeypatch, kind
 ):
     """What the members hold is in the directory of the archive."""
-    monkeypatch.setattr("keras_sparse_ortho._files._ALWAYS_UNPACKED", 1 << 12)
+    monkeypatch.setattr("keras_sparse_ortho._files.ALWAYS_UNPACKED", 1 << 12)
     path = tmp_path / kind
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("config.json", bytes(10**7))
