@@ -1,5 +1,6 @@
 """The relative squared error of a model's outputs on rows, of logits where it has them."""
 
+import functools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ from keras_sparse_ortho._keras_internals import (
     VariableOverrides,
     from_zero_states,
 )
-from keras_sparse_ortho._types import Nested
+from keras_sparse_ortho._types import Nested, Tensor
 from keras_sparse_ortho._values import to_numpy, without_gradients
 from keras_sparse_ortho.calibration._held_out import held_out_batches
 from keras_sparse_ortho.calibration._moments import samples_in
@@ -41,32 +42,24 @@ class OutputErrors:
         self._model = model
         self._batches = held_out_batches(batches)
         self._kinds = kinds
-        self._references = self._outputs(self._batches)
+        self._references = self._outputs()
 
     @property
-    def batches(self) -> int:
-        """The number of batches."""
-        return len(self._batches)
+    def rows(self) -> int:
+        """The number of rows."""
+        return samples_in(self._batches)
 
-    def add(self, batch: Nested) -> None:
-        """Compares the held-out rows of another batch, too.
-
-        Args:
-            batch: Inputs of the model, which has its first values.
-        """
-        rows = held_out_rows(batch)
-        outputs = self._outputs([rows])
-        self._batches.append(rows)
-        self._references = [
-            np.concatenate([reference, output])
-            for reference, output in zip(self._references, outputs, strict=True)
-        ]
-
-    def keep_batches(self, count: int) -> None:
-        """Compares the first batches alone from now on."""
-        self._batches = self._batches[:count]
-        rows = samples_in(self._batches)
-        self._references = [output[:rows] for output in self._references]
+    def keep_rows(self, count: int) -> None:
+        """Compares the first rows alone from now on."""
+        batches = []
+        missing = count
+        for batch in self._batches:
+            first_rows = functools.partial(_first_rows, missing)
+            if missing > 0:
+                batches.append(keras.tree.map_structure(first_rows, batch))
+            missing -= samples_in([batch])
+        self._batches = batches
+        self._references = [output[:count] for output in self._references]
 
     def error(self, values: Iterable[tuple[keras.Variable, Any]] = ()) -> float:
         """The error with other values of some variables; the model keeps its own.
@@ -75,18 +68,18 @@ class OutputErrors:
             values: Pairs of a variable and a tensor.
         """
         with VariableOverrides(values):
-            outputs = self._outputs(self._batches)
+            outputs = self._outputs()
         errors = []
         for output, reference in zip(outputs, self._references, strict=True):
             distance = float(np.sum((output - reference) ** 2))
             errors.append(distance / _spread(reference))
         return float(np.mean(errors))
 
-    def _outputs(self, batches: Sequence[Nested]) -> list[np.ndarray]:
+    def _outputs(self) -> list[np.ndarray]:
         """Each output on all rows, flattened to `(rows, values)`."""
         answers: list[list[np.ndarray]] = [[] for _ in self._kinds]
         with from_zero_states(self._model), without_gradients():
-            for batch in batches:
+            for batch in self._batches:
                 nested = self._model(batch, training=False)
                 outputs = keras.tree.flatten(nested)
                 for answer, output, kind in zip(
@@ -95,6 +88,10 @@ class OutputErrors:
                     values = to_numpy(output).astype(np.float64)
                     answer.append(_logits(values, kind))
         return [np.concatenate(answer) for answer in answers]
+
+
+def _first_rows(count: int, tensor: Tensor) -> Tensor:
+    return tensor[:count]
 
 
 def _logits(outputs: np.ndarray, kind: OutputKind) -> np.ndarray:

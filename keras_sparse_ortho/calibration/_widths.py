@@ -13,7 +13,10 @@ from keras_sparse_ortho.calibration._elimination import eliminate
 from keras_sparse_ortho.calibration._layerwise import calibration_batches
 from keras_sparse_ortho.calibration._output_errors import OutputErrors
 from keras_sparse_ortho.calibration._readers import ReaderMoments
-from keras_sparse_ortho.calibration._width_clock import WidthClock
+from keras_sparse_ortho.calibration._width_clock import (
+    FEWEST_BATCHES,
+    WidthClock,
+)
 from keras_sparse_ortho.calibration._width_costs import (
     WidthCosts,
     seconds_of_costs,
@@ -128,16 +131,15 @@ def errors_in_time(
     """The errors on held-out rows of all batches, or of as many as the time allows."""
     if not clock.is_limited:
         return OutputErrors(model, batches, kinds)
-    start = time.monotonic()
-    errors = OutputErrors(model, batches[:1], kinds)
-    for batch in batches[1:]:
-        seconds = time.monotonic() - start
-        if not clock.has_time_for_references(errors.batches, seconds):
-            break
-        start = time.monotonic()
-        errors.add(batch)
-    seconds = time.monotonic() - start
-    clock.note_references(errors.batches, len(batches), seconds)
+    count = FEWEST_BATCHES
+    errors = clock.timed_pass(
+        lambda: OutputErrors(model, batches[:count], kinds)
+    )
+    more = clock.batches_of_references(count, len(batches))
+    if more > count:
+        errors = clock.timed_pass(
+            lambda: OutputErrors(model, batches[:more], kinds)
+        )
     return errors
 
 
@@ -180,9 +182,8 @@ def measured_widths(
     measurable = moments.measurable(groups)
     clock.reserve(seconds_of_costs(model, len(measurable)))
     pending = clock.by_worth(model, measurable, moments)
-    output_errors.keep_batches(
-        clock.batches_in_time(pending, moments, output_errors.batches)
-    )
+    rows = clock.rows_in_time(pending, moments, output_errors.rows)
+    output_errors.keep_rows(rows)
     errors = {}
     order = {}
     progress = keras.utils.Progbar(len(measurable), verbose=verbose)

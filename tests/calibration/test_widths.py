@@ -253,7 +253,7 @@ class Time:
 
 @pytest.fixture
 def passes(monkeypatch):
-    """The times of passes of held-out rows, on a clock on which four batches take a second."""
+    """The times of passes of held-out rows, on a clock on which 64 rows take a second."""
     clock = Time()
     for module in ("_widths", "_width_clock", "_width_costs"):
         monkeypatch.setattr(
@@ -262,10 +262,10 @@ def passes(monkeypatch):
     ends = []
     compute = OutputErrors._outputs
 
-    def slow_outputs(self, batches):
-        clock.now += len(batches) / 4
+    def slow_outputs(self):
+        clock.now += self.rows / 64
         ends.append(clock.now)
-        return compute(self, batches)
+        return compute(self)
 
     monkeypatch.setattr(OutputErrors, "_outputs", slow_outputs)
     return ends
@@ -285,7 +285,7 @@ def four_groups():
 @pytest.mark.core
 @pytest.mark.parametrize(
     ("seconds", "counts"),
-    [(60, [5, 6, 4, 7]), (16, [4, 3, 4, 4]), (13, [3, 2, 3, 4])],
+    [(60, [5, 6, 4, 7]), (16, [4, 3, 3, 4]), (14, [3, 3, 3, 3])],
 )
 def test_widths_are_fewer_where_the_time_is_short(seconds, counts, passes):
     model, x = four_groups()
@@ -306,7 +306,7 @@ def test_groups_without_time_keep_their_width_and_are_named(passes):
     model, x = four_groups()
     with pytest.warns(
         UserWarning,
-        match=r"Received: minutes=0.07, errors on 2 of 4 batches; no widths of "
+        match=r"Received: minutes=0.07, errors on 32 held-out rows; no widths of "
         r"hidden_64$",
     ):
         table = kso.widths(model, x, minutes=0.07)
