@@ -23,6 +23,7 @@ _FEWEST_WIDTHS = 2  # of a group, between which errors are interpolated
 _WIDTHS = 3  # of a group, for which rows are left out
 _FEWEST_ROWS = 32  # that are held out
 FEWEST_BATCHES = 2  # that these are taken of
+_SHORTEST = 1e-6  # seconds that a clock tells apart
 _PASSES_AT_LEAST = 2.0  # of these rows, in the time of the shortest table
 
 Value = TypeVar("Value")
@@ -81,7 +82,7 @@ class WidthClock:
         """Runs a pass of the held-out rows, and notes how long it took."""
         start = time.monotonic()
         value = function()
-        self._pass_seconds = time.monotonic() - start
+        self._pass_seconds = max(time.monotonic() - start, _SHORTEST)
         return value
 
     def batches_of_references(self, count: int, all_batches: int) -> int:
