@@ -205,7 +205,7 @@ def endless():
 
 
 def test_endless_data_are_read_with_a_bound(monkeypatch):
-    monkeypatch.setattr(_data, "_MOST_ROWS", 300)
+    monkeypatch.setattr(_data, "MOST_ROWS", 300)
     with pytest.warns(
         UserWarning, match=r"may be endless.*Received: 320 rows"
     ) as told:

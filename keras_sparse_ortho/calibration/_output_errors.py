@@ -11,21 +11,12 @@ from keras_sparse_ortho._keras_internals import (
     from_zero_states,
 )
 from keras_sparse_ortho._values import to_numpy, without_gradients
-from keras_sparse_ortho.calibration._moments import HOLD_OUT
+from keras_sparse_ortho.calibration._held_out import held_out_batches
+from keras_sparse_ortho.calibration._moments import samples_in
 from keras_sparse_ortho.models import OutputKind
 
 _UNDERFLOW = 1e-30  # a probability whose logarithm float32 still knows
 _ROUNDED = 1e-6  # at this distance from 1 float32 rounds probabilities
-
-
-def held_out_rows(batch: Any) -> Any:
-    """One row of a batch in four, the ones that moments are held out of; the last if it has few."""
-
-    def rows(array: Any) -> Any:
-        start = min(HOLD_OUT, array.shape[0]) - 1
-        return array[start::HOLD_OUT]
-
-    return keras.tree.map_structure(rows, batch)
 
 
 class OutputErrors:
@@ -47,9 +38,20 @@ class OutputErrors:
         kinds: Sequence[OutputKind],
     ) -> None:
         self._model = model
-        self._batches = [held_out_rows(batch) for batch in batches]
+        self._batches = held_out_batches(batches)
         self._kinds = kinds
         self._references = self._outputs()
+
+    @property
+    def batches(self) -> int:
+        """The number of batches."""
+        return len(self._batches)
+
+    def keep_batches(self, count: int) -> None:
+        """Measures errors on the first batches alone from now on."""
+        self._batches = self._batches[:count]
+        rows = samples_in(self._batches)
+        self._references = [output[:rows] for output in self._references]
 
     def error(self, values: Iterable[tuple[keras.Variable, Any]] = ()) -> float:
         """The error with other values of some variables; the model keeps its own.

@@ -27,6 +27,7 @@ from keras_sparse_ortho.export._flatbuffer import (
     write_model,
 )
 from keras_sparse_ortho.export._load_litert import read_packed
+from keras_sparse_ortho.export._micro_refusals import refuse_wrong_in_micro
 from keras_sparse_ortho.export._packed_zeros import (
     FilterSize,
     check_filters,
@@ -37,7 +38,11 @@ from keras_sparse_ortho.export._record import read_record
 from keras_sparse_ortho.export._unread import drop_unread
 
 # Routes that LiteRT Micro can run: no sparse encodings, none that quantize in a call.
-_ROUTES = (None, "float32", "float32+blocks", "int8", "int8+blocks")
+_ROUTES = (
+    None,
+    *("float32", "float32+blocks", "float32+lstm"),
+    *("int8", "int8+blocks", "int8+lstm"),
+)
 # By the number of a tensor's type.
 _INTEGERS = {
     3: "uint8",
@@ -67,8 +72,8 @@ def c_array(
     kernels in four bits. Each filter is unpacked again here, and compared.
 
     Args:
-        file: str or path. A file of the route `int8`, `int8+blocks`, `float32` or `float32+blocks`,
-            also compressed; or one that another tool wrote.
+        file: str or path. A file of the route `int8` or `float32`, dense or with `+blocks` or
+            `+lstm`, also compressed; or one that another tool wrote.
         path: str or path. The header, such as `"model_data.h"`.
         name: str. Name of the array, a C identifier.
         packed: bool. Packs the zeros of pruned filters. Where that saves nothing, the array is the
@@ -80,7 +85,8 @@ def c_array(
         The operators for the program's `MicroMutableOpResolver`: "Conv2D" for `AddConv2D()`.
 
     Raises:
-        ExportRouteError: if LiteRT Micro has no kernels for the file's route.
+        ExportRouteError: if LiteRT Micro has no kernels for the file's route, or computes the file
+            wrongly without an error: two loops, as of two GRUs, or an LSTM in dynamic int8.
         ExportVerificationError: if a packed filter is another one after unpacking.
         ValueError: if the file is damaged (`LiteRTFileError`), the name is no identifier, `path`
             is the file itself, or `ram` is no positive integer, or given without `packed`.
@@ -120,6 +126,7 @@ def c_array(
             f"these. Received: {source!r} of route {route!r}"
         )
     array = _Array(content, source, packed, ram)
+    refuse_wrong_in_micro(read_model(array.content), source)
     _warn_of_packing(array.sizes, packed, source)
     comments = [
         f"{printable(Path(source).name)}, route {route or 'unknown'}, by keras_sparse_ortho.",

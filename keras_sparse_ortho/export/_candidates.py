@@ -21,10 +21,12 @@ from keras_sparse_ortho.export._comparison import (
 )
 from keras_sparse_ortho.export._conversion import convert
 from keras_sparse_ortho.export._flatbuffer import (
+    has_lstms,
     operations_in_floats,
     read_model,
 )
 from keras_sparse_ortho.export._kernel_names import name_kernels
+from keras_sparse_ortho.export._lstms import NO_LSTMS
 from keras_sparse_ortho.export._record import with_record
 from keras_sparse_ortho.export._routes import Route, RouteOutcome
 from keras_sparse_ortho.export._task import Task, Workspace
@@ -61,10 +63,15 @@ def candidates(
             first, and the others only until one agrees.
     """
     fitting = [
-        route for route in routes if task.blocks.found or not route.of_blocks
+        route
+        for route in routes
+        if (task.blocks.found or not route.of_blocks)
+        and (task.lstms.quarters or not route.of_lstms)
     ]
     if not fitting:
-        return [_failed(routes[0], _no_blocks(task, routes[0]))]
+        route = routes[0]
+        failure = _no_lstms if route.of_lstms else _no_blocks
+        return [_failed(route, failure(task, route))]
     tried = []
     converted = {}
     for route, file in convert(task, fitting, workspace).items():
@@ -109,13 +116,27 @@ def _failed(
 
 
 def _no_blocks(task: Task, route: Route) -> ExportRouteError:
-    first_kernels = list(task.blocks.kept.items())[:5]
-    reasons = [f"{path!r}: {reason}" for path, reason in first_kernels]
+    reasons = _listed(task.blocks.kept)
     return ExportRouteError(
         f"Route {route.name!r} needs a kernel whose zeros are in whole blocks, as drawn with "
         "structure=Block(32, 32, regular=True); use another route. "
-        f"Received: {'; '.join(reasons) or 'a model without kernels'}"
+        f"Received: {reasons or 'a model without kernels'}"
     )
+
+
+def _no_lstms(task: Task, route: Route) -> ExportRouteError:
+    reasons = _listed(task.lstms.kept)
+    return ExportRouteError(
+        f"Route {route.name!r} needs a keras.layers.LSTM with tanh and sigmoid, without masks and "
+        f"states that outlive a call; use mode={route.storage!r}. "
+        f"Received: {reasons or 'a model without LSTMs'}"
+    )
+
+
+def _listed(kept: dict[str, str]) -> str:
+    """The first few paths with their reasons."""
+    reasons = [f"{path!r}: {reason}" for path, reason in list(kept.items())[:5]]
+    return "; ".join(reasons)
 
 
 def _candidate(task: Task, route: Route, converted: Path) -> Candidate:
@@ -135,12 +156,16 @@ def _candidate(task: Task, route: Route, converted: Path) -> Candidate:
         )
         return _failed(route, failure, comparison.error)
     blocks = task.blocks if route.of_blocks else BlockPlan({}, {})
+    lstms = task.lstms if has_lstms(content) else NO_LSTMS
     # The file lacks the zeros between blocks.
     whole = {
         path: value
         for path, value in task.kernels.items()
-        if path not in blocks.found
+        if path not in blocks.found and path not in lstms.quarters
     }
+    for path, quarters in lstms.quarters.items():
+        for number, quarter in enumerate(quarters, start=1):
+            whole[f"{path} ({number} of {len(quarters)})"] = quarter
     left_out = 0
     for path, zero_blocks in blocks.found.items():
         left_out += task.kernels[path].size - zero_blocks.stored
@@ -151,7 +176,7 @@ def _candidate(task: Task, route: Route, converted: Path) -> Candidate:
         tolerance=allowed,
         max_abs_diff=comparison.max_abs_diff,
         argmax_agreement=comparison.argmax_agreement,
-        kept=blocks.kept,
+        kept={**blocks.kept, **lstms.kept},
         left_out=left_out,
         folded=find_zeros(whole, weights),
         in_floats=operations_in_floats(content) if route.needs_data else (),
@@ -172,6 +197,8 @@ def _with_names(
     kernels = {path: [value] for path, value in task.kernels.items()}
     if route.of_blocks:
         kernels |= kernels_of_blocks(task.model, task.blocks)
+    if has_lstms(content):
+        kernels |= task.lstms.quarters
     try:
         model = read_model(content)
         name_kernels(model, kernels)

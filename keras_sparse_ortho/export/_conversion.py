@@ -16,7 +16,7 @@ from keras_sparse_ortho.export._process import (
     converter_backend,
     shared_worker,
 )
-from keras_sparse_ortho.export._routes import Route
+from keras_sparse_ortho.export._routes import Route, fuses_lstms
 from keras_sparse_ortho.export._task import Task, Workspace
 from keras_sparse_ortho.export._tracing import write_traced
 
@@ -75,7 +75,18 @@ class _Converter:
             "of_blocks": route.of_blocks,
             "rows_apart": route.rows_apart,
             "marked": self._task.has_ranges and route.needs_data,
+            "fused": False,
         }
+        if self._task.lstms.quarters and fuses_lstms(route):
+            file = self._file_in_form(route, {**form, "fused": True})
+            if route.of_lstms or isinstance(file, Path):
+                return file
+        return self._file_in_form(route, form)
+
+    def _file_in_form(
+        self, route: Route, form: Job
+    ) -> Path | ExportConversionError:
+        """The file of a route by way of a model traced in a form, or an error."""
         name = "_".join(key for key, is_set in form.items() if is_set)
         path = self._folder / (name or "plain")
         try:

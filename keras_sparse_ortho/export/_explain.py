@@ -144,8 +144,9 @@ def _first_wrong_layer(
     task = dataclasses.replace(task, model=probe, names=names, outputs=outputs)
     workspace = Workspace(folder / "layers", Steps(verbose=False))
     workspace.folder.mkdir()
-    dense = Route(route.storage)
-    file = convert(task, [dense], workspace)[dense]
+    if not route.of_lstms:
+        route = Route(route.storage)
+    file = convert(task, [route], workspace)[route]
     if isinstance(file, Exception):
         raise file
     results = litert_outputs(file, task)

@@ -21,6 +21,7 @@ OperatorT: TypeAlias = Any
 """An operation of a graph."""
 
 MARK = "kso_range_"  # of an extra output of a float32 file: a number and two doubles in hex follow
+LSTM_KIND = "UNIDIRECTIONAL_SEQUENCE_LSTM"
 _IDENTIFIER = b"TFL3"
 _ALIGNMENT = (
     16  # required of the data of a buffer by the schema (`force_align`)
@@ -131,6 +132,12 @@ def _kinds() -> dict[int, str]:
     return {
         number: name for name, number in vars(schema.BuiltinOperator).items()
     }
+
+
+def has_lstms(content: bytes) -> bool:
+    """Whether a file computes an LSTM by LiteRT's fused operator."""
+    kinds = {kind for _, _, kind in operations(read_model(content))}
+    return LSTM_KIND in kinds
 
 
 def name_of(tensor: TensorT) -> str:

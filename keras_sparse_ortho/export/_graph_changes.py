@@ -1,7 +1,7 @@
 """Changes of a float32 LiteRT file that let AEQ quantize more of it."""
 
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 from ai_edge_litert import schema_py_generated as schema
@@ -13,6 +13,7 @@ from keras_sparse_ortho.export._flatbuffer import (
     ModelT,
     OperatorT,
     SubGraphT,
+    TensorT,
     add_code,
     name_of,
     operations,
@@ -103,9 +104,9 @@ def _slice(
     operator.opcodeIndex = add_code(model, "STRIDED_SLICE", 1)
     operator.inputs = [
         source,
-        _add_integers(model, graph, f"{name}/begin", starts),
-        _add_integers(model, graph, f"{name}/end", ends),
-        _add_integers(model, graph, f"{name}/strides", [1] * rank),
+        _add_vector(model, graph, f"{name}/begin", starts),
+        _add_vector(model, graph, f"{name}/end", ends),
+        _add_vector(model, graph, f"{name}/strides", [1] * rank),
     ]
     operator.outputs = [output]
     operator.builtinOptionsType = schema.BuiltinOptions.StridedSliceOptions
@@ -122,7 +123,7 @@ def part_outputs(model: ModelT) -> None:
     outputs = {int(index) for index in graph.outputs}
     for index in sorted(read & outputs):
         end = copy_tensor(model, graph, index, "output")
-        graph.operators.append(_reshape(model, graph, index, end))
+        graph.operators.append(copying(model, graph, index, end))
         graph.outputs = _replaced(graph.outputs, index, end)
         for signature in model.signatureDefs:
             for output in signature.outputs:
@@ -157,7 +158,7 @@ def round_floats(
             ranges[name_of(main.tensors[before])] = ranges[name]
             operator.outputs = _replaced(operator.outputs, index, before)
             place = main.operators.index(operator) + 1
-            main.operators.insert(place, _reshape(model, main, before, index))
+            main.operators.insert(place, copying(model, main, before, index))
 
 
 def _replaced(indices: Iterable[int], index: int, other: int) -> list[int]:
@@ -174,23 +175,41 @@ def copy_tensor(
     return len(graph.tensors) - 1
 
 
-def _add_integers(
-    model: ModelT,
-    graph: SubGraphT,
-    name: str,
-    values: list[int],
+def add_tensor(
+    model: ModelT, graph: SubGraphT, name: str, shape: Sequence[int]
 ) -> int:
-    """Adds a constant vector of int32 to a graph; returns its index."""
-    buffer = schema.BufferT()
-    buffer.data = np.array(values, "<i4").view(np.uint8)
+    """Adds a tensor of float32 to a graph; returns its index."""
     tensor = schema.TensorT()
     tensor.name = _new_name(model, name).encode()
-    tensor.type = schema.TensorType.INT32
-    tensor.shape = [len(values)]
-    tensor.buffer = len(model.buffers)
-    model.buffers.append(buffer)
+    tensor.type = schema.TensorType.FLOAT32
+    tensor.shape = list(shape)
     graph.tensors.append(tensor)
     return len(graph.tensors) - 1
+
+
+def add_constant(
+    model: ModelT, graph: SubGraphT, name: str, values: np.ndarray
+) -> int:
+    """Adds a constant of float32, or of integers, to a graph; returns its index."""
+    index = add_tensor(model, graph, name, values.shape)
+    set_constant(model, graph.tensors[index], values)
+    return index
+
+
+def set_constant(model: ModelT, tensor: TensorT, values: np.ndarray) -> None:
+    """Makes a tensor a constant of the type of its values."""
+    tensor.type = getattr(schema.TensorType, values.dtype.name.upper())
+    buffer = schema.BufferT()
+    buffer.data = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+    tensor.buffer = len(model.buffers)
+    model.buffers.append(buffer)
+
+
+def _add_vector(
+    model: ModelT, graph: SubGraphT, name: str, values: list[int]
+) -> int:
+    """Adds a constant vector of int32 to a graph; returns its index."""
+    return add_constant(model, graph, name, np.array(values, np.int32))
 
 
 def _new_name(model: ModelT, name: str) -> str:
@@ -217,11 +236,8 @@ def _integers_of(
     return np.asarray(data).view("<i4")
 
 
-def _reshape(
-    model: ModelT,
-    graph: SubGraphT,
-    source: int,
-    output: int,
+def copying(
+    model: ModelT, graph: SubGraphT, source: int, output: int
 ) -> OperatorT:
     """An operation that copies a tensor to another one of its shape."""
     operator = schema.OperatorT()

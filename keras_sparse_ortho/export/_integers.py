@@ -26,6 +26,13 @@ from keras_sparse_ortho.export._integer_kernels import (
     IntegerKernel,
     integer_kernels,
 )
+from keras_sparse_ortho.export._integer_lstm import (
+    Peaks,
+    measured_peaks,
+    range_of_output,
+    with_dynamic_lstms,
+    with_integer_lstms,
+)
 from keras_sparse_ortho.export._marks import Range, take_marks
 from keras_sparse_ortho.export._narrowed import narrowed
 from keras_sparse_ortho.export._ranges import (
@@ -71,14 +78,27 @@ def in_storage(
     model = read_model(content)
     recipe = [_rule(".*", "*", _settings(kind))]
     ranges: dict[str, Range] = {}
+    peaks: dict[str, Peaks] = {}
     in_floats: list[tuple[SubGraphT, OperatorT]] = []
     if kind == "static":
+        # LiteRT multiplies stacks of matrices with one scale; with others it computes zeros.
+        recipe.append(
+            _rule(
+                ".*",
+                "BATCH_MATMUL",
+                _settings(kind, granularity="TENSORWISE"),
+            )
+        )
         with_plain_gathers(model)
         with_slices(model)
         trained = take_marks(model)
         measured = trained
         if batches is not None:
+            batches = list(batches)
+            peaks = measured_peaks(content, batches)
             measured = calibrated(content, batches)
+            for name, peaks_of_lstm in peaks.items():
+                measured[name] = range_of_output(peaks_of_lstm)
         part_outputs(model)
         ranges, in_floats = implied_ranges(model, measured, recipe)
         ranges = {
@@ -96,7 +116,12 @@ def in_storage(
     table = _table(model, kernels, ranges)
     aeq = quantizer.Quantizer(bytearray(write_model(model)), recipe)
     result = aeq.quantize(table or None, enable_progress_report=False)
-    return narrowed(bytes(result.quantized_model), kind)
+    quantized = bytes(result.quantized_model)
+    if kind == "static":
+        quantized = with_integer_lstms(quantized, ranges, peaks)
+    else:
+        quantized = with_dynamic_lstms(quantized)
+    return narrowed(quantized, kind)
 
 
 def _rule(scope: str, kind: str, settings: dict[str, Any] | None) -> Rule:
@@ -110,13 +135,25 @@ def _rule(scope: str, kind: str, settings: dict[str, Any] | None) -> Rule:
     }
 
 
-def _settings(kind: str, bits: int = 8, dtype: str = "INT") -> dict[str, Any]:
-    """The settings of a rule, with `bits` of the weights and `dtype` of the activations."""
+def _settings(
+    kind: str,
+    bits: int = 8,
+    dtype: str = "INT",
+    granularity: str = "CHANNELWISE",
+) -> dict[str, Any]:
+    """The settings of a rule.
+
+    Args:
+        kind: str. "static" or "dynamic".
+        bits: int. Bits of the weights.
+        dtype: str. Type of the activations.
+        granularity: str. "CHANNELWISE" or "TENSORWISE": what has a scale, of weights.
+    """
     settings: dict[str, Any] = {
         "weight_tensor_config": {
             "num_bits": bits,
             "symmetric": True,
-            "granularity": "CHANNELWISE",
+            "granularity": granularity,
             "dtype": "INT",
         },
         "compute_precision": "INTEGER",

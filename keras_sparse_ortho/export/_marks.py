@@ -18,6 +18,7 @@ from keras_sparse_ortho.export._flatbuffer import (
     kind_of,
     name_of,
 )
+from keras_sparse_ortho.export._unread import drop_operations
 
 Range: TypeAlias = tuple[float, float]
 """The least and the largest value of a tensor."""
@@ -128,12 +129,7 @@ def _drop_unread(
         numbers: The numbers of their marks, by name, which are changed as well.
     """
     moved = []
-    read = {*graph.outputs}
-    for operator in reversed(list(graph.operators)):
-        if not read.isdisjoint(operator.outputs):
-            read.update(operator.inputs)
-            continue
-        graph.operators.remove(operator)
+    for operator in drop_operations(graph):
         output = name_of(graph.tensors[operator.outputs[0]])
         if output not in ranges:
             continue

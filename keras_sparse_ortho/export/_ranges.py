@@ -151,6 +151,8 @@ def _imply_backward(
         name for step in steps for name in step.sources
     )
     for step in reversed(steps):
+        if not step.results:  # it may assign a variable
+            continue
         result = name_of(step.graph.tensors[step.operator.outputs[0]])
         if result not in ranges:
             continue
@@ -241,6 +243,8 @@ def fit_steps(
     """
     before = dict(ranges)
     for graph, operator, kind in aeq_operations(model):
+        if len(operator.outputs) == 0:  # it assigns a variable
+            continue
         output = name_of(graph.tensors[operator.outputs[0]])
         if kind in _PASS_ON:
             for source in _float_activations(model, graph, operator.inputs):

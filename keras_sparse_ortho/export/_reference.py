@@ -6,7 +6,10 @@ import keras
 import numpy as np
 
 from keras_sparse_ortho._keras_internals import is_graph
+from keras_sparse_ortho._types import Nested
 from keras_sparse_ortho._values import assign, to_numpy
+from keras_sparse_ortho.errors import ExportConversionError
+from keras_sparse_ortho.export._process import converter_backend
 from keras_sparse_ortho.export._signature import (
     Signature,
     full_batches,
@@ -75,19 +78,21 @@ def keras_outputs(
     signature: Signature,
     sample: list[np.ndarray],
 ) -> tuple[list[str], list[np.ndarray]]:
-    """Names and values of the model's outputs on all rows; ValueError if one is not finite."""
+    """Names and values of the model's outputs on all rows; ValueError if one is not finite.
+
+    States pass from batch to batch, as in a file. The model has its own again afterwards.
+    """
     keys: list[str | None] = []
     batches: list[list[np.ndarray]] = []
-    for batch in full_batches(sample, signature.batch_size):
-        inputs = [keras.ops.convert_to_tensor(array) for array in batch]
-        answers = leaves(
-            model(
-                pack(signature.nesting, inputs),
-                training=False,
+    with keras.StatelessScope():
+        for batch in full_batches(sample, signature.batch_size):
+            inputs = [keras.ops.convert_to_tensor(array) for array in batch]
+            nested = pack(signature.nesting, inputs)
+            answers = leaves(model(nested, training=False))
+            keys = [key for key, _ in answers]
+            batches.append(
+                [np.asarray(to_numpy(tensor)) for _, tensor in answers]
             )
-        )
-        keys = [key for key, _ in answers]
-        batches.append([np.asarray(to_numpy(tensor)) for _, tensor in answers])
     output_names = getattr(model, "output_names", None) or []
     if len(output_names) == len(keys):
         keys = [
@@ -104,6 +109,49 @@ def keras_outputs(
                 f"Received: non-finite values in output `{name}` of model {model.name!r}"
             )
     return names, outputs
+
+
+def check_states(model: keras.Model, inputs: Nested) -> None:
+    """Raises where a file would not have the states of a model.
+
+    Args:
+        model: The plain model.
+        inputs: Its inputs in one batch.
+    """
+    states = _states_of(model)
+    left_over = []
+    for state in states:
+        if np.any(to_numpy(state.value)):
+            left_over.append(state.path)
+    if left_over:
+        raise ValueError(
+            "Stateful layers must have states of zeros, from which a file starts: call their "
+            f"`reset_states()` before the export. Received: {left_over[:5]}"
+        )
+    if converter_backend() == "tensorflow":
+        return
+    with keras.StatelessScope() as scope:
+        model(inputs, training=False)
+    assigned = []
+    for variable in (*model.variables, *states):
+        if scope.get_current_value(variable) is not None:
+            assigned.append(variable.path)
+    if assigned:
+        raise ExportConversionError(
+            f"Model {model.name!r} assigns variables in a call, and without TensorFlow's converter "
+            "a file would have them as constants. Install it: pip install "
+            '"keras-sparse-ortho[litert]"; or make the states inputs and outputs of the model. '
+            f"Received: variables {assigned[:5]}"
+        )
+
+
+def _states_of(model: keras.Model) -> list[keras.Variable]:
+    """The states of stateful recurrent layers, which Keras does not count as the model's."""
+    states = []
+    for layer, _ in walk(model, ""):
+        if isinstance(layer, keras.layers.RNN) and layer.stateful:
+            states += keras.tree.flatten(layer.states)
+    return [state for state in states if isinstance(state, keras.Variable)]
 
 
 def kernels_of(model: keras.Model) -> dict[str, np.ndarray]:

@@ -34,7 +34,10 @@ TARGETS = {
 
 @dataclasses.dataclass(frozen=True)
 class Route:
-    """How a model is stored: its encoding is "dense", "sp" (TensorFlow's own) or "blocks"."""
+    """How a model is stored.
+
+    The encoding is "dense", "sp" (TensorFlow's own), "blocks", or "lstm": LiteRT's fused operator.
+    """
 
     storage: str
     encoding: str = "dense"
@@ -64,6 +67,11 @@ class Route:
         return self.encoding == "blocks"
 
     @property
+    def of_lstms(self) -> bool:
+        """Whether LSTMs become the fused operator."""
+        return self.encoding == "lstm"
+
+    @property
     def rows_apart(self) -> bool:
         """Whether each row of a batch is quantized by itself."""
         return self.of_blocks and self.storage == "dynamic_int8"
@@ -75,7 +83,8 @@ ROUTES: Final[tuple[Route, ...]] = (
         Route(storage, "sp") for storage in ("float32", "float16")
     ),  # XNNPACK crashes on others
     *(
-        Route(storage, "blocks")
+        Route(storage, encoding)
+        for encoding in ("blocks", "lstm")
         for storage in TOLERANCES
         if "int4" not in storage
     ),
@@ -88,12 +97,19 @@ def routes_of(mode: str | None, has_data: bool) -> list[Route]:
     available = [
         route for route in ROUTES if has_tensorflow or route.encoding != "sp"
     ]
+    by_mode = [
+        route
+        for route in available
+        if not (route.of_lstms and fuses_lstms(Route(route.storage)))
+    ]
     if mode in MODES:
-        return [
-            route for route in available if has_data or not route.needs_data
-        ]
+        return [route for route in by_mode if has_data or not route.needs_data]
     if mode is None:
-        return [route for route in available if route.storage == "float32"]
+        return [
+            route
+            for route in available
+            if route.storage == "float32" and not route.of_lstms
+        ]
     by_name = {route.name: route for route in ROUTES}
     if mode not in by_name:
         raise ValueError(
@@ -108,6 +124,21 @@ def routes_of(mode: str | None, has_data: bool) -> list[Route]:
             "Received: an environment without TensorFlow"
         )
     return [route]
+
+
+def fuses_lstms(route: Route) -> bool:
+    """Whether a route has the fused operator for LSTMs.
+
+    Without TensorFlow files of dense floats do: the converter has no loops, and the steps one by
+    one are slower and several times as large.
+    """
+    if route.of_lstms:
+        return True
+    return (
+        route.encoding == "dense"
+        and route.storage in ("float32", "float16")
+        and converter_backend() == "jax"
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,7 +156,8 @@ class RouteOutcome(Answering):
             over outputs of rank 2 with more than one column; None if there is none.
         latency_ms: float. Median time of one call; None if it was not measured.
         seconds: float. Spent on converting, and comparing.
-        kept: dict. For `+blocks` the kernels that stay dense, with the reason.
+        kept: dict. For `+blocks` the kernels that stay dense, with the reason; for `+lstm`, and
+            wherever LSTMs are the fused operator, those that stay loops.
         left_out: int. For `+blocks` the entries of zero blocks, which are not in the file.
         folded: Paths of kernels with zeros that no tensor of the file holds: the converter split
             them, or combined them with other constants.
@@ -281,6 +313,11 @@ class ExportReport(RouteOutcome):
             figures["same argmax"] = f"{self.argmax_agreement:.1%} of the rows"
         if self.folded:
             figures["split or folded"] = printable(", ".join(self.folded))
+        if fuses_lstms(Route(*self.route.split("+"))) and self.kept:
+            reasons = [
+                f"{path}: {reason}" for path, reason in self.kept.items()
+            ]
+            figures["stay loops"] = printable("; ".join(reasons))
         if self.in_floats:
             figures["in floats"] = counts_by_kind(self.in_floats)
         return figures

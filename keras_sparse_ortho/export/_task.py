@@ -17,7 +17,13 @@ from keras_sparse_ortho._checked_data import (
 from keras_sparse_ortho._text import printable
 from keras_sparse_ortho._types import Nested
 from keras_sparse_ortho.export._blocks import BlockPlan, plan_of
+from keras_sparse_ortho.export._lstms import (
+    NO_LSTMS,
+    LstmPlan,
+    plan_of_lstms,
+)
 from keras_sparse_ortho.export._reference import (
+    check_states,
     keras_outputs,
     kernels_of,
     plain_model,
@@ -32,6 +38,7 @@ from keras_sparse_ortho.export._rows import (
 )
 from keras_sparse_ortho.export._signature import (
     Signature,
+    full_batches,
     leaves,
     pack,
     signature_of,
@@ -92,6 +99,7 @@ class Task:
         outputs: Keras' outputs on the rows to compare.
         kernels: Values of kernels, by path.
         blocks: `BlockPlan`. The kernels on live blocks; empty if no route has them.
+        lstms: `LstmPlan`. The LSTMs of the fused operator; empty if no route has it.
         has_ranges: bool. Whether ranges of activations were trained.
         doubts: Signs that calibration rows are wrong.
         ends: Types of inputs and outputs of the file.
@@ -106,6 +114,7 @@ class Task:
     outputs: list[np.ndarray]
     kernels: dict[str, np.ndarray]
     blocks: BlockPlan
+    lstms: LstmPlan
     has_ranges: bool
     doubts: list[str]
     ends: tuple[str, str]
@@ -128,6 +137,7 @@ def task_of(
     timeout: float,
     *,
     of_blocks: bool = False,
+    of_lstms: bool = False,
     ends: tuple[str, str] = ("float32", "float32"),
 ) -> Task:
     """Checks the arguments of an export, and calls Keras; see `export_litert`.
@@ -140,6 +150,7 @@ def task_of(
         tolerance: float. The largest error that passes; None for that of the route.
         timeout: float. Seconds for each job of a subprocess.
         of_blocks: bool. Whether some route has live blocks.
+        of_lstms: bool. Whether some route has the fused operator for LSTMs.
         ends: Types of inputs and outputs of the file.
     """
     # `not` refuses NaN as well.
@@ -156,7 +167,11 @@ def task_of(
     signs = []
     if representative is not None and not has_ranges:
         signs = doubts(plain, signature, representative)
+    first_batch = full_batches(rows.compared, batch_size)[0]
+    inputs = pack(signature.nesting, first_batch)
+    check_states(reference, inputs)
     names, outputs = keras_outputs(reference, signature, rows.compared)
+    lstms = plan_of_lstms(plain, inputs) if of_lstms else NO_LSTMS
     return Task(
         model=plain,
         signature=signature,
@@ -165,6 +180,7 @@ def task_of(
         outputs=outputs,
         kernels=kernels_of(plain),
         blocks=plan_of(plain) if of_blocks else BlockPlan({}, {}),
+        lstms=lstms,
         has_ranges=has_ranges,
         doubts=signs,
         ends=ends,

@@ -17,6 +17,13 @@ from keras_sparse_ortho._interception import (
 from keras_sparse_ortho._types import Tensor
 from keras_sparse_ortho.export._blocks import as_convolutions
 from keras_sparse_ortho.export._flatbuffer import MARK
+from keras_sparse_ortho.export._lstms import (
+    LSTM_MARK,
+    TracedLstm,
+    placeholders,
+    read_lstms,
+    save_lstms,
+)
 from keras_sparse_ortho.export._signature import Nesting, leaves, pack
 from keras_sparse_ortho.kernels import walk
 from keras_sparse_ortho.quantization import fixed_ranges
@@ -59,12 +66,17 @@ class _Trace:
         self._names = names
         self._apart = apart
         self._marks: list[_Mark] = []
+        self.lstms: list[TracedLstm] = []  # of the last call, if fused
 
     def __call__(self, *flat: Tensor) -> list[Tensor]:
         self._marks.clear()
+        self.lstms.clear()
         outputs = leaves(self.model(pack(self.nesting, flat), training=False))
         tensors = [tensor for _, tensor in outputs]
-        return tensors + [mark.tensor for mark in self._marks]
+        tensors += [mark.tensor for mark in self._marks]
+        for lstm in self.lstms:
+            tensors += [lstm.sequences, lstm.output]
+        return tensors
 
     @property
     def names(self) -> list[str]:
@@ -73,6 +85,9 @@ class _Trace:
         for number, mark in enumerate(self._marks):
             ends = struct.pack("<dd", mark.low, mark.high)
             names.append(f"{MARK}{number}_{ends.hex()}")
+        for number in range(len(self.lstms)):
+            for end in ("sequences", "output"):
+                names.append(f"{LSTM_MARK}{number}_{end}")
         return names
 
     def mark(self, x: Tensor, low: float, high: float) -> Tensor:
@@ -108,6 +123,7 @@ def write_traced(
     of_blocks: bool,
     rows_apart: bool,
     marked: bool,
+    fused: bool,
     marks_apart: Sequence[int] = (),
 ) -> None:
     """Writes a plain model as a SavedModel, or StableHLO on JAX.
@@ -121,6 +137,7 @@ def write_traced(
         of_blocks: bool. Whether layers on live blocks become grouped convolutions.
         rows_apart: bool. Whether their rows are quantized apart, see `as_convolutions`.
         marked: bool. Whether outputs name the trained ranges.
+        fused: bool. Whether placeholders stand for LSTMs that LiteRT's operator computes.
         marks_apart: Numbers of ranges with an operation of their own.
     """
     if of_blocks:
@@ -130,12 +147,22 @@ def write_traced(
     with (
         fixed_ranges(model, traced.mark if marked else None),
         _as_litert_has_loops(model),
+        placeholders(model, traced.lstms)
+        if fused
+        else contextlib.nullcontext(),
     ):
         if keras.backend.backend() == "jax":
             _write_stablehlo(traced, inputs, part)
         else:
             _write_saved_model(traced, inputs, part)
+    if traced.lstms:
+        save_lstms(traced.lstms, _file_of_lstms(path))
     os.replace(part, path)
+
+
+def _file_of_lstms(path: str) -> Path:
+    """The file with the weights of fused LSTMs beside what was traced to `path`."""
+    return Path(f"{path}.lstms.npz")
 
 
 @contextlib.contextmanager
@@ -161,6 +188,11 @@ def float_file(path: str) -> bytes:
             if is_of_jax
             else by_tensorflow(path, "float32", False)
         )
+        lstms = _file_of_lstms(path)
+        if lstms.exists():
+            from keras_sparse_ortho.export._fused_lstm import with_lstms
+
+            content = with_lstms(content, read_lstms(lstms))
         converted.write_bytes(content)
     return converted.read_bytes()
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_sparse_ortho.export._flatbuffer import ModelT, SubGraphT
+from keras_sparse_ortho.export._flatbuffer import ModelT, OperatorT, SubGraphT
 
 _VECTORS_OF_OPERATORS = ("inputs", "outputs", "intermediates")
 _MISSING = -1  # the index of an optional input that is not there
@@ -24,6 +24,27 @@ def drop_unread(model: ModelT) -> None:
         _drop_tensors(graph, ends)
     _drop_buffers(model)
     _drop_codes(model)
+
+
+def drop_operations(graph: SubGraphT) -> list[OperatorT]:
+    """Removes operations whose outputs nothing reads, in place; returns them, the last one first.
+
+    Those without outputs stay: they assign variables.
+    """
+    dropped = []
+    read = {*_indices(graph.outputs)}
+    for operator in reversed(list(graph.operators)):
+        outputs = _indices(operator.outputs)
+        if outputs and read.isdisjoint(outputs):
+            dropped.append(operator)
+        else:
+            read.update(_indices(operator.inputs))
+    graph.operators = [
+        operator
+        for operator in graph.operators
+        if not any(operator is other for other in dropped)
+    ]
+    return dropped
 
 
 def _drop_tensors(graph: SubGraphT, ends: Sequence[Any]) -> None:

@@ -7,6 +7,11 @@ from keras_sparse_ortho.quantization._fake_quantize import (
     integers_of,
     ranges_of,
 )
+from keras_sparse_ortho.quantization._kernel_rounding import (
+    ROUNDINGS,
+    Rounding,
+    kernel_rounding,
+)
 from keras_sparse_ortho.quantization._quantize_aware import quantize_aware
 from keras_sparse_ortho.quantization._quantize_wrapper import (
     QuantizeWrapper,
@@ -14,4 +19,4 @@ from keras_sparse_ortho.quantization._quantize_wrapper import (
 )
 from keras_sparse_ortho.quantization._round_biases import round_biases
 
-__all__ = ["quantize_aware", "round_biases"]
+__all__ = ["kernel_rounding", "quantize_aware", "round_biases"]

@@ -37,6 +37,10 @@ from keras_sparse_ortho.models import (
     verb,
 )
 from keras_sparse_ortho.parametrizations import FakeQuantization
+from keras_sparse_ortho.quantization._kernel_rounding import (
+    kernel_rounding,
+    warn_of_unknown,
+)
 from keras_sparse_ortho.quantization._quantize_wrapper import (
     FUSED,
     QuantizeWrapper,
@@ -56,9 +60,11 @@ def plan_quantize_aware(
 ) -> Plan:
     """Plans `quantize_aware`, with the same arguments."""
     quantizer = _checked_quantizer(weights, activations)
-    known = prunable_weights(model)
-    chosen, left_out = _chosen(model, known, exclude)
-    _refuse_quantized(model, known)
+    matrices = prunable_weights(model, unregistered=True)
+    chosen, left_out = _chosen(model, matrices, exclude)
+    _refuse_quantized(model, matrices)
+    unregistered = [weight for weight in chosen if not weight.registered]
+    chosen = [weight for weight in chosen if weight.registered]
     if quantizer is None:
         chosen = []
     elif not chosen:
@@ -76,6 +82,13 @@ def plan_quantize_aware(
     if plain:
         refuse_unfit(model, plain, "no kernel")
 
+    if quantizer is not None:
+        unregistered = [
+            weight
+            for weight in unregistered
+            if id(weight.owner) not in left_out
+        ]
+        warn_of_unknown(chosen, unregistered)
     targets = {weight.path: _target(weight, quantizer) for weight in chosen}
     layer_changes = {}
     for layer, _ in walk(model, ""):
@@ -185,6 +198,9 @@ def _target(
     weight: PrunableWeight, quantizer: FakeQuantization | None
 ) -> Target:
     """The rounded form of a kernel; a plain one gets a full mask to be wrapped."""
+    is_by_kernel = kernel_rounding(weight.owner) == "by kernel"
+    if quantizer is not None and is_by_kernel:
+        quantizer = FakeQuantization(quantizer.dtype, per="kernel")
     if weight.storage is not None:
         return Target("rounded", quantizer=quantizer)
     full_mask = Draw(np.ones(weight.shape, bool))
@@ -224,17 +240,17 @@ def _chosen(
     excluded_paths = {weight.path for weight in excluded_weights}
     chosen = []
     for weight in known:
-        is_table = isinstance(weight.owner, keras.layers.Embedding)
+        is_float = kernel_rounding(weight.owner) == "floats"
         is_recurrent = any(
             issubclass(kind, keras.layers.RNN) for kind in weight.inside
         )
         if (
             weight.path not in excluded_paths
-            and not is_table
+            and not is_float
             and not is_recurrent
         ):
             chosen.append(weight)
-    owners = {id(weight.owner) for weight in chosen}
+    owners = {id(weight.owner) for weight in chosen if weight.registered}
     excluded_owners = {
         id(weight.owner) for weight in known if weight.path in excluded_paths
     }

@@ -147,7 +147,7 @@ def wrong_data(rng: random.Random) -> dict[str, Any]:
 
 def run(share: float, seed: random.Random) -> list[Count]:
     """Every kind of data in every function, or a share of the pairs."""
-    _data._MOST_ROWS = 2000  # of endless data
+    _data.MOST_ROWS = 2000  # of endless data
     data = wrong_data(seed)
     pairs = [(use, kind) for use in USES for kind in data]
     chosen = seed.sample(pairs, max(len(USES), round(share * len(pairs))))
