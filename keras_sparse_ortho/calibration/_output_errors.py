@@ -1,5 +1,6 @@
 """The relative squared error of a model's outputs on rows, of logits where it has them."""
 
+import functools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ from keras_sparse_ortho._keras_internals import (
     VariableOverrides,
     from_zero_states,
 )
+from keras_sparse_ortho._types import Nested, Tensor
 from keras_sparse_ortho._values import to_numpy, without_gradients
 from keras_sparse_ortho.calibration._held_out import held_out_batches
 from keras_sparse_ortho.calibration._moments import samples_in
@@ -34,7 +36,7 @@ class OutputErrors:
     def __init__(
         self,
         model: keras.Model,
-        batches: Iterable[Any],
+        batches: Iterable[Nested],
         kinds: Sequence[OutputKind],
     ) -> None:
         self._model = model
@@ -43,15 +45,21 @@ class OutputErrors:
         self._references = self._outputs()
 
     @property
-    def batches(self) -> int:
-        """The number of batches."""
-        return len(self._batches)
+    def rows(self) -> int:
+        """The number of rows."""
+        return samples_in(self._batches)
 
-    def keep_batches(self, count: int) -> None:
-        """Measures errors on the first batches alone from now on."""
-        self._batches = self._batches[:count]
-        rows = samples_in(self._batches)
-        self._references = [output[:rows] for output in self._references]
+    def keep_rows(self, count: int) -> None:
+        """Compares the first rows alone from now on."""
+        batches = []
+        missing = count
+        for batch in self._batches:
+            first_rows = functools.partial(_first_rows, missing)
+            if missing > 0:
+                batches.append(keras.tree.map_structure(first_rows, batch))
+            missing -= samples_in([batch])
+        self._batches = batches
+        self._references = [output[:count] for output in self._references]
 
     def error(self, values: Iterable[tuple[keras.Variable, Any]] = ()) -> float:
         """The error with other values of some variables; the model keeps its own.
@@ -80,6 +88,10 @@ class OutputErrors:
                     values = to_numpy(output).astype(np.float64)
                     answer.append(_logits(values, kind))
         return [np.concatenate(answer) for answer in answers]
+
+
+def _first_rows(count: int, tensor: Tensor) -> Tensor:
+    return tensor[:count]
 
 
 def _logits(outputs: np.ndarray, kind: OutputKind) -> np.ndarray:

@@ -13,6 +13,7 @@ from keras_sparse_ortho._keras_internals import warn_user
 from keras_sparse_ortho.calibration._readers import ReaderMoments
 from keras_sparse_ortho.models import ChannelGroup
 
+_REFERENCE_SHARE = 0.2  # of the time, for the first passes of held-out rows
 _SWEEP_SHARE = 0.3  # of the time, for the moments of inputs
 _INVERTED = 384  # inputs of the matrix that says how fast the machine inverts
 _ELIMINATION = 3.0  # times an inversion
@@ -20,7 +21,9 @@ _UPDATE = 3e-4  # seconds of each step of an elimination, whatever its size
 _MOST_UPDATES = 160
 _FEWEST_WIDTHS = 2  # of a group, between which errors are interpolated
 _WIDTHS = 3  # of a group, for which rows are left out
-_FEWEST_BATCHES = 2  # of held-out rows
+_FEWEST_ROWS = 32  # that are held out
+FEWEST_BATCHES = 2  # that these are taken of
+_SHORTEST = 1e-6  # seconds that a clock tells apart
 _PASSES_AT_LEAST = 2.0  # of these rows, in the time of the shortest table
 
 Value = TypeVar("Value")
@@ -47,6 +50,7 @@ class WidthClock:
         self._planned = 0.0  # seconds of eliminations that were done
         self._needed = 0.0
         self._inversion = 0.0
+        self._has_few_rows = False
         self._shortages: list[str] = []
 
     @property
@@ -78,8 +82,21 @@ class WidthClock:
         """Runs a pass of the held-out rows, and notes how long it took."""
         start = time.monotonic()
         value = function()
-        self._pass_seconds = time.monotonic() - start
+        self._pass_seconds = max(time.monotonic() - start, _SHORTEST)
         return value
+
+    def batches_of_references(self, count: int, all_batches: int) -> int:
+        """The number of batches whose held-out rows are compared.
+
+        Args:
+            count: int. The number in the last pass.
+            all_batches: int.
+        """
+        spent = time.monotonic() - self._start
+        spare = _REFERENCE_SHARE * self._seconds - spent
+        batches = int(spare / self._pass_seconds * count)
+        self._has_few_rows = max(batches, count) < all_batches
+        return min(batches, all_batches)
 
     def note_shortage(self, text: str) -> None:
         """Notes a part of the table for which there was no time."""
@@ -124,24 +141,23 @@ class WidthClock:
 
         return sorted(groups, key=worth, reverse=True)
 
-    def batches_in_time(
+    def rows_in_time(
         self,
         groups: Sequence[ChannelGroup],
         moments: ReaderMoments,
         count: int,
     ) -> int:
-        """On how many batches of held-out rows errors are measured, of `count`."""
+        """On how many of the held-out rows errors are measured."""
         if not self.is_limited:
             return count
         seconds = [self._elimination(group, moments) for group in groups]
         spare = self.left - sum(seconds)
         passes = spare / (_WIDTHS * len(groups) * self._pass_seconds)
-        batches = round(passes * count)
-        batches = min(max(batches, _FEWEST_BATCHES), count)
-        self._pass_seconds *= batches / count
-        if batches < count:
-            self.note_shortage(f"errors on {batches} of {count} batches")
-        return batches
+        rows = min(max(round(passes * count), _FEWEST_ROWS), count)
+        self._pass_seconds *= rows / count
+        if self._has_few_rows or rows < count:
+            self.note_shortage(f"errors on {rows} held-out rows")
+        return rows
 
     def widths_in_time(
         self,

@@ -13,7 +13,10 @@ from keras_sparse_ortho.calibration._elimination import eliminate
 from keras_sparse_ortho.calibration._layerwise import calibration_batches
 from keras_sparse_ortho.calibration._output_errors import OutputErrors
 from keras_sparse_ortho.calibration._readers import ReaderMoments
-from keras_sparse_ortho.calibration._width_clock import WidthClock
+from keras_sparse_ortho.calibration._width_clock import (
+    FEWEST_BATCHES,
+    WidthClock,
+)
 from keras_sparse_ortho.calibration._width_costs import (
     WidthCosts,
     seconds_of_costs,
@@ -26,6 +29,7 @@ from keras_sparse_ortho.calibration._width_table import (
 from keras_sparse_ortho.models import (
     ChannelGroup,
     ChannelGroups,
+    OutputKind,
     channel_groups,
     output_kinds,
     strip,
@@ -110,12 +114,33 @@ def widths(
     batches = calibration_batches(model, data)
     stripped = strip(model)
     kinds = output_kinds(model, len(stripped.outputs))
-    errors = clock.timed_pass(lambda: OutputErrors(stripped, batches, kinds))
+    errors = errors_in_time(stripped, batches, kinds, clock)
     clock.check()
     moments = measured_in_time(stripped, groups, batches, clock, verbose)
     return measured_widths(
         stripped, groups, moments, errors, multiple_of, verbose, clock
     )
+
+
+def errors_in_time(
+    model: keras.Model,
+    batches: Sequence[Any],
+    kinds: Sequence[OutputKind],
+    clock: WidthClock,
+) -> OutputErrors:
+    """The errors on held-out rows of all batches, or of as many as the time allows."""
+    if not clock.is_limited:
+        return OutputErrors(model, batches, kinds)
+    count = FEWEST_BATCHES
+    errors = clock.timed_pass(
+        lambda: OutputErrors(model, batches[:count], kinds)
+    )
+    more = clock.batches_of_references(count, len(batches))
+    if more > count:
+        errors = clock.timed_pass(
+            lambda: OutputErrors(model, batches[:more], kinds)
+        )
+    return errors
 
 
 def measured_in_time(
@@ -157,9 +182,8 @@ def measured_widths(
     measurable = moments.measurable(groups)
     clock.reserve(seconds_of_costs(model, len(measurable)))
     pending = clock.by_worth(model, measurable, moments)
-    output_errors.keep_batches(
-        clock.batches_in_time(pending, moments, output_errors.batches)
-    )
+    rows = clock.rows_in_time(pending, moments, output_errors.rows)
+    output_errors.keep_rows(rows)
     errors = {}
     order = {}
     progress = keras.utils.Progbar(len(measurable), verbose=verbose)

@@ -126,7 +126,7 @@ def c_array(
             f"these. Received: {source!r} of route {route!r}"
         )
     array = _Array(content, source, packed, ram)
-    refuse_wrong_in_micro(read_model(array.content), source)
+    refuse_wrong_in_micro(read_model(content), source)
     _warn_of_packing(array.sizes, packed, source)
     comments = [
         f"{printable(Path(source).name)}, route {route or 'unknown'}, by keras_sparse_ortho.",

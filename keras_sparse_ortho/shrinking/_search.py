@@ -534,9 +534,14 @@ class Search:
         return outputs
 
     def _is_late(self) -> bool:
-        """Whether another trial, of as many seconds as a dense file takes, would end too late."""
+        """Whether another trial would end too late.
+
+        It takes as many seconds as a dense file, or a network that was narrowed at once.
+        """
         trial_times = [
-            trial.seconds for trial in self.trials if trial.name == "dense"
+            trial.seconds
+            for trial in self.trials
+            if trial.name == "dense" or _is_narrowed_at_once(trial)
         ]
         return self._say() + max(trial_times, default=0.0) > self._seconds
 
@@ -546,6 +551,10 @@ class Search:
         times = latencies([self._files[k] for k in numbers])
         for k, ms in zip(numbers, times, strict=True):
             self.trials[k] = dataclasses.replace(self.trials[k], ms=ms)
+
+
+def _is_narrowed_at_once(trial: Trial) -> bool:
+    return bool(trial.widths) and not trial.name.endswith("trained")
 
 
 def _cost_of(table: WidthTable, prefer: str) -> Costs:

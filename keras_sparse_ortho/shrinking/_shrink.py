@@ -71,8 +71,8 @@ def shrink(
         max_bytes: int. The largest file.
         max_ms: float. The longest call, one example on one thread of this machine.
         minutes: float. How long to try. No trial starts that would end later, if it takes as long
-            as a dense file took; the table of widths has half of the time that is left. With 0,
-            dense files alone.
+            as the longest one of a dense network, or one that was narrowed at once; the table of
+            widths has half of the time that is left. With 0, dense files alone.
         metric: `"expected accuracy"` or `"agreement"`, for classes; `"closeness"`; or a function
             of wanted and given outputs that scores each example between 0 and 1, the best.
         prefer: str. The measure that decides among files within the limits: `"bytes"`; `"ms"`; or

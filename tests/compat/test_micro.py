@@ -16,6 +16,7 @@ from keras_sparse_ortho.export import (
     c_array,
     export_litert,
     is_decode,
+    load_litert,
     read_model,
 )
 from tests.export.filters import TYPES, dense_layers, sparse, transposed_layer
@@ -223,3 +224,77 @@ def test_packed_files_made_by_hand(which, tmp_path):
     expected = answers(content, rows)
     assert len(np.unique(expected)) > 1
     np.testing.assert_array_equal(answers(packed, rows), expected)
+
+
+# --- LSTMs as one operator -----------------------------------------------------------------------
+
+
+def answers_of_micro(path, rows):
+    """The outputs of LiteRT Micro on rows, one at a time, in one interpreter."""
+    from tflite_micro.python.tflite_micro import runtime
+
+    interpreter = runtime.Interpreter.from_file(str(path))
+    answers = []
+    for row in rows:
+        interpreter.set_input(row[None], 0)
+        interpreter.invoke()
+        answers.append(np.array(interpreter.get_output(0)[0]))
+    return np.stack(answers)
+
+
+@pytest.mark.parametrize("steps", [20, 50, 100])
+@pytest.mark.parametrize("route", ["float32+lstm", "int8+lstm"])
+def test_lstms_answer_on_microcontrollers_as_keras(route, steps, tmp_path):
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential(
+        [
+            keras.Input((steps, 8), name="x"),
+            keras.layers.LSTM(12, return_sequences=True),
+            keras.layers.LSTM(8),
+            keras.layers.Dense(4),
+        ]
+    )
+    rows = np.random.default_rng(0).standard_normal((80, steps, 8))
+    rows = rows.astype("float32")
+    x = rows[:8]
+    path = tmp_path / "lstm.tflite"
+    data = {"representative_data": rows[8:]} if route == "int8+lstm" else {}
+    export_litert(model, path, mode=route, sample=x, **data)
+    operators = c_array(path, tmp_path / "lstm.h")
+    assert "UnidirectionalSequenceLSTM" in operators
+    found = answers_of_micro(path, x)
+    expected = keras.ops.convert_to_numpy(model(x))
+    if route == "float32+lstm":
+        np.testing.assert_allclose(found, expected, atol=1e-5)
+        return
+    error = np.sqrt(np.mean((found - expected) ** 2) / np.mean(expected**2))
+    assert error < 0.08
+    # The kernels of LiteRT and of LiteRT Micro round a few steps apart.
+    litert = load_litert(path).predict(x)
+    assert np.abs(found - litert).max() < 0.05 * np.abs(expected).max()
+
+
+def test_unrolled_grus_answer_on_microcontrollers_as_keras(tmp_path):
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential(
+        [
+            keras.Input((20, 8), name="x"),
+            keras.layers.GRU(8, return_sequences=True, unroll=True),
+            keras.layers.GRU(8, unroll=True),
+        ]
+    )
+    rows = np.random.default_rng(0).standard_normal((80, 20, 8))
+    rows = rows.astype("float32")
+    path = tmp_path / "gru.tflite"
+    export_litert(
+        model,
+        path,
+        mode="int8",
+        sample=rows[:8],
+        representative_data=rows[8:],
+    )
+    assert "While" not in c_array(path, tmp_path / "gru.h")
+    expected = keras.ops.convert_to_numpy(model(rows[:8]))
+    found = answers_of_micro(path, rows[:8])
+    error = np.sqrt(np.mean((found - expected) ** 2) / np.mean(expected**2))
+    assert error < 0.08

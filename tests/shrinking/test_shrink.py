@@ -12,17 +12,19 @@ import pytest
 from keras_sparse_ortho.errors import ShrinkError
 from keras_sparse_ortho.export import load_litert
 from keras_sparse_ortho.models import OutputKind
-from keras_sparse_ortho.shrinking import ShrinkReport, Trial, shrink
-from keras_sparse_ortho.shrinking._examples import Examples
-from keras_sparse_ortho.shrinking._judge import (
+from keras_sparse_ortho.shrinking import (
+    Examples,
     Judge,
     OutputScore,
     Score,
+    Search,
+    ShrinkReport,
+    Trial,
+    chosen,
     closeness,
     same_class,
+    shrink,
 )
-from keras_sparse_ortho.shrinking._search import Search
-from keras_sparse_ortho.shrinking._shrink import chosen
 
 SOFTMAX = OutputKind("softmax", "classes")
 SIGMOID = OutputKind("sigmoid", "bits")
@@ -450,6 +452,12 @@ def test_no_trial_begins_that_would_end_too_late(tmp_path):
             Trial("sparse", "int8", seconds=90.0),
         ]
         assert search._is_late() == is_late
+        narrowed = {"route": "int8", "seconds": 12.0, "widths": {"hidden": 8}}
+        trained = narrowed | {"seconds": 90.0}
+        search.trials.append(Trial("narrowed to 0.5, trained", **trained))
+        assert search._is_late() == is_late
+        search.trials.append(Trial("narrowed to 0.5", **narrowed))
+        assert search._is_late()
 
 
 def test_the_table_of_widths_has_half_of_the_time_that_is_left(
