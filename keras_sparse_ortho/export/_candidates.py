@@ -196,9 +196,9 @@ def _with_names(
     kernels = {path: [value] for path, value in task.kernels.items()}
     if route.of_blocks:
         kernels |= kernels_of_blocks(task.model, task.blocks)
-    if has_lstms(content):
-        kernels |= task.lstms.quarters
     try:
+        if has_lstms(content):
+            kernels |= task.lstms.quarters
         model = read_model(content)
         name_kernels(model, kernels)
         drop_unread(model)
