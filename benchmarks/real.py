@@ -1091,17 +1091,17 @@ def real_section(name: str, runs: list[Run]) -> str:
     return text
 
 
-# --- what one call makes --------------------------------------------------------------------------
+# --- shrunk by one call --------------------------------------------------------------------------
 
 CLASSES = 0.01
-"""What an output of classes may lose of its expected accuracy."""
+"""The expected accuracy that an output of classes may lose."""
 
 VALUES = 0.05
-"""What boxes and landmarks may lose of their closeness: the next network of mtcnn refines them."""
+"""The closeness that boxes and landmarks may lose: the next network of mtcnn refines them."""
 
 RIVALS = ("dynamic_int8", "dynamic_int4")
 IMAGES = 20000
-"""Of Fashion-MNIST, that the networks of `widths.py` are trained on."""
+"""Images of Fashion-MNIST to train the networks of `widths.py` on."""
 
 
 def subject(
@@ -1119,11 +1119,11 @@ def subject(
 
 
 class Shrunk(Measurement):
-    """What `shrink` alone makes of trained networks as stored, beside dense files in 8 and 4 bits.
+    """Files that `shrink` alone makes of trained networks, beside dense ones in 8 and 4 bits.
 
         python benchmarks/real.py shrunk [--networks rnet mlp] [--minutes 10]
 
-    The networks of the packages, and those that `widths.py` trains. `shrink` has the inputs and no
+    The networks of the packages, and the networks of `widths.py`. `shrink` has the inputs and no
     labels. Classes may lose one point of expected accuracy, other outputs five of closeness. Losses
     are on rows of other origin. All files of a network are timed in turn.
     """
@@ -1189,7 +1189,7 @@ class Shrunk(Measurement):
         lines[file] = {
             "how": "shrink",
             "rival": "",
-            "made": report.taken.name,
+            "model": report.taken.name,
             "route": report.taken.route,
             "report": str(report),
             "trials": [
@@ -1232,7 +1232,7 @@ class Shrunk(Measurement):
         return [*lines.values()]
 
     def report(self, lines: list[Run]) -> str:
-        text = "# What shrink alone makes of trained networks\n\n" + sentences(
+        text = "# Trained networks, shrunk by one call\n\n" + sentences(
             f"""
             {machine()}. `shrink` had inputs, no labels, and {self.given.minutes:g} minutes at most.
             Lost: points of expected accuracy of classes, and of the closeness of other outputs, on
@@ -1247,7 +1247,7 @@ class Shrunk(Measurement):
         rows = []
         for line in latest.values():
             int8 = latest[line["network"], "dense", RIVALS[0]]
-            made = line.get("made", line["how"])
+            made = line.get("model", line["how"])
             lost = ", ".join(
                 f"{100 * loss:.1f}" for loss in line["lost"].values()
             )

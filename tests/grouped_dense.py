@@ -67,6 +67,7 @@ def register():
         rows="last axis",
         channels="last axis",
         rounding="by kernel",
+        by_sample=True,
     )
 
 

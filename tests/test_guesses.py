@@ -520,7 +520,7 @@ RECORDS = {
     *("PrunableWeight", "Saliency", "Sensitivity", "SparsityReport", "Target"),
     *("LayerScore", "LossDerivatives", "Score", "WidthTable", "register_score"),
     *("WrappedForm", "register_storage", "kernel_layouts", "kernel_positions"),
-    *("Rows", "kernel_rows", "kernel_rounding"),
+    *("Rows", "kernel_rows", "kernel_rounding", "keeps_range"),
 }
 
 

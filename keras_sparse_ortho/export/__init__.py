@@ -21,6 +21,7 @@ from keras_sparse_ortho.export._explain import warn_of_rows
 from keras_sparse_ortho.export._export_litert import check_path as check_path
 from keras_sparse_ortho.export._export_litert import choose, export_litert
 from keras_sparse_ortho.export._flatbuffer import (
+    kind_of,
     name_of,
     read_model,
     write_model,

@@ -69,9 +69,7 @@ def candidates(
         and (task.lstms.quarters or not route.of_lstms)
     ]
     if not fitting:
-        route = routes[0]
-        failure = _no_lstms if route.of_lstms else _no_blocks
-        return [_failed(route, failure(task, route))]
+        return [_failed(routes[0], _no_use(task, routes[0]))]
     tried = []
     converted = {}
     for route, file in convert(task, fitting, workspace).items():
@@ -115,21 +113,20 @@ def _failed(
     return Candidate(route, outcome, failure=failure)
 
 
-def _no_blocks(task: Task, route: Route) -> ExportRouteError:
+def _no_use(task: Task, route: Route) -> ExportRouteError:
+    """The error of a route whose encoding a model has no use for."""
+    if route.of_lstms:
+        reasons = _listed(task.lstms.loops)
+        return ExportRouteError(
+            f"Route {route.name!r} needs a keras.layers.LSTM with tanh and sigmoid, without masks "
+            f"and states that outlive a call; use mode={route.storage!r}. "
+            f"Received: {reasons or 'a model without LSTMs'}"
+        )
     reasons = _listed(task.blocks.kept)
     return ExportRouteError(
         f"Route {route.name!r} needs a kernel whose zeros are in whole blocks, as drawn with "
         "structure=Block(32, 32, regular=True); use another route. "
         f"Received: {reasons or 'a model without kernels'}"
-    )
-
-
-def _no_lstms(task: Task, route: Route) -> ExportRouteError:
-    reasons = _listed(task.lstms.kept)
-    return ExportRouteError(
-        f"Route {route.name!r} needs a keras.layers.LSTM with tanh and sigmoid, without masks and "
-        f"states that outlive a call; use mode={route.storage!r}. "
-        f"Received: {reasons or 'a model without LSTMs'}"
     )
 
 
@@ -156,7 +153,9 @@ def _candidate(task: Task, route: Route, converted: Path) -> Candidate:
         )
         return _failed(route, failure, comparison.error)
     blocks = task.blocks if route.of_blocks else BlockPlan({}, {})
-    lstms = task.lstms if has_lstms(content) else NO_LSTMS
+    lstms = NO_LSTMS
+    if has_lstms(content):
+        lstms = task.lstms
     # The file lacks the zeros between blocks.
     whole = {
         path: value
@@ -176,7 +175,7 @@ def _candidate(task: Task, route: Route, converted: Path) -> Candidate:
         tolerance=allowed,
         max_abs_diff=comparison.max_abs_diff,
         argmax_agreement=comparison.argmax_agreement,
-        kept={**blocks.kept, **lstms.kept},
+        kept={**blocks.kept, **lstms.loops},
         left_out=left_out,
         folded=find_zeros(whole, weights),
         in_floats=operations_in_floats(content) if route.needs_data else (),

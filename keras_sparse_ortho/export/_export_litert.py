@@ -93,8 +93,9 @@ def export_litert(
     A route is a storage (float32, float16, dynamic_int8, dynamic_int4, int8, int4), dense or with
     an encoding. `+blocks` (all but int4) is for kernels whose zeros leave whole blocks, drawn with
     `Block(32, 32, regular=True)`; `+sp` (float32, float16) is TensorFlow's EXPERIMENTAL_SPARSITY,
-    for unstructured masks as well: mostly no faster. The page on deployment explains and compares
-    them.
+    for unstructured masks as well: mostly no faster. `+lstm` (all but int4) has each
+    `keras.layers.LSTM` as LiteRT's fused operator in place of a loop, for microcontrollers. The
+    page on deployment explains and compares them.
 
     Args:
         model: A built functional, Sequential or subclassed Keras model, with or without our
@@ -141,9 +142,9 @@ def export_litert(
         ImportError: if ai-edge-litert, ai-edge-quantizer or a converter is missing.
         ExportRouteError: if the named route cannot work, on this model or on any, with the reason.
         ValueError: if an argument does not fit the model, or the model is not built or has dynamic
-            dimensions.
+            dimensions, or a stateful layer has a state that is not zero.
         ExportConversionError: if the converter crashes or refuses the model, with the operations
-            that LiteRT lacks.
+            that LiteRT lacks; or if, without TensorFlow, the model assigns variables in a call.
         ExportVerificationError: if the file crashes, disagrees, or lost zeros. The message names
             the layer of a functional model where the difference starts, and what to try. A mode
             takes the next file instead; the report has the reason.
@@ -153,10 +154,10 @@ def export_litert(
 
     Limits: the whole model must run on LiteRT's built-in operations. Models of mixed or half
     precision are exported, and compared, in float32. In static int8, loops of recurrent layers
-    without `unroll=True` compute in floats. Calibration rows are doubted only if inputs are far
-    from 1 (below 1/32 or above 32) and outputs hardly vary or are extreme. On a GPU, Keras may
-    compute in TF32 and differ by more than 1e-5: raise `tolerance`. Except on TensorFlow, a new
-    process must be able to import custom layers.
+    without `unroll=True` compute in floats; LSTMs by `+lstm` in integers. Calibration rows are
+    doubted only if inputs are far from 1 (below 1/32 or above 32) and outputs hardly vary or are
+    extreme. On a GPU, Keras may compute in TF32 and differ by more than 1e-5: raise `tolerance`.
+    Except on TensorFlow, a new process must be able to import custom layers.
 
     Examples:
         >>> import keras, tempfile, pathlib

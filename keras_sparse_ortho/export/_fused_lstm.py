@@ -44,8 +44,8 @@ _EMPTY = -1
 Marks: TypeAlias = dict[str, int]
 """The tensors at the ends of traced LSTMs, by name of the output that marked them."""
 
-Matrices: TypeAlias = dict[str, list[int]]
-"""The tensors of the gates of a kernel, by its path."""
+Matrices: TypeAlias = dict[tuple[int, str], list[int]]
+"""The tensors of the gates of a kernel, by the number of its cell and its name."""
 
 
 def lstms(model: ModelT) -> Iterator[tuple[SubGraphT, OperatorT]]:
@@ -109,14 +109,15 @@ def _inputs_of(
     """
     inputs = [_EMPTY] * _INPUTS
     inputs[SEQUENCES] = sequences
-    for name, places, parts in (
+    for name, places, gates in (
         ("kernel", KERNELS, weights.kernels),
         ("recurrent_kernel", RECURRENT_KERNELS, weights.recurrent_kernels),
     ):
-        path = f"{weights.path}/{name}"
-        if path not in matrices:
-            matrices[path] = _add_gates(model, graph, path, parts)
-        for place, index in zip(places, matrices[path], strict=True):
+        key = weights.owner, name
+        if key not in matrices:
+            path = f"{weights.path}/{name}"
+            matrices[key] = _add_gates(model, graph, path, gates)
+        for place, index in zip(places, matrices[key], strict=True):
             inputs[place] = index
     biases = _add_gates(model, graph, f"{weights.path}/bias", weights.biases)
     for place, index in zip(BIASES, biases, strict=True):
@@ -133,20 +134,20 @@ def _inputs_of(
 
 
 def _add_gates(
-    model: ModelT, graph: SubGraphT, path: str, parts: Sequence[np.ndarray]
+    model: ModelT, graph: SubGraphT, path: str, gates: Sequence[np.ndarray]
 ) -> list[int]:
-    """Adds the parts of a weight as constants; returns their indices."""
+    """Adds the gates of a weight as constants; returns their indices."""
     indices = []
-    for number, part in enumerate(parts, start=1):
+    for number, values in enumerate(gates, start=1):
         name = f"{path} ({number} of {GATES})"
-        indices.append(add_constant(model, graph, name, part))
+        indices.append(add_constant(model, graph, name, values))
     return indices
 
 
 def _replace(
     model: ModelT, graph: SubGraphT, inputs: Sequence[int], output: int
 ) -> None:
-    """Puts the operator where a placeholder's output is made, behind those that clear its states.
+    """Puts the operator, and two that clear its states, in the place of a placeholder.
 
     Raises ValueError if the converter has moved the sequences behind that place.
     """

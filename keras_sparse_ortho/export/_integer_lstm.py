@@ -45,6 +45,7 @@ from keras_sparse_ortho.export._marks import Range
 from keras_sparse_ortho.export._unread import drop_operations
 
 _LARGEST = 127  # of int8
+_LEAST_INTEGER = -128
 _STEPS = 255  # of a range
 _LEAST_PEAK = 1e-6
 _LEAST_POWER = -15  # of two, of a cell state's scale
@@ -143,7 +144,7 @@ def _sigmoid(x: np.ndarray) -> np.ndarray:
 def range_of_output(peaks: Peaks) -> Range:
     """The range of an LSTM's output, whose zero point is 0."""
     step = peaks.hidden / _LARGEST
-    return -(_LARGEST + 1) * step, peaks.hidden
+    return _LEAST_INTEGER * step, peaks.hidden
 
 
 def with_dynamic_lstms(content: bytes) -> bytes:
@@ -210,22 +211,21 @@ class _Lstm:
 
     def take_integers(self, ranges: Mapping[str, Range]) -> None:
         """Makes the sequences integers: those from which they come, or new ones."""
-        sequences = self._operator.inputs[SEQUENCES]
-        maker = self._maker_of(sequences)
+        floats = self._operator.inputs[SEQUENCES]
+        maker = self._maker_of(floats)
         if maker is None or kind_of(self._model, maker) != "DEQUANTIZE":
-            tensor = self._graph.tensors[sequences]
-            low, high = ranges[name_of(tensor)]
+            low, high = ranges[name_of(self._graph.tensors[floats])]
             step = (high - low) / _STEPS
-            zero_point = round(-_LARGEST - 1 - low / step)
-            self._quantize(sequences, step, zero_point)
+            zero_point = round(_LEAST_INTEGER - low / step)
+            self._quantize(floats, step, zero_point)
             return
-        source = int(maker.inputs[0])
-        tensor = self._graph.tensors[source]
+        integers = int(maker.inputs[0])
+        tensor = self._graph.tensors[integers]
         if tensor.type == _TYPES.INT8:
-            self._operator.inputs[SEQUENCES] = source
+            self._operator.inputs[SEQUENCES] = integers
             return
-        scale, zero_point = _setting(tensor)
-        self._quantize(source, scale, zero_point - _LARGEST - 1)  # of uint8
+        scale, zero_point = _setting(tensor)  # of uint8
+        self._quantize(integers, scale, zero_point + _LEAST_INTEGER)
 
     def output_scale(self, peaks: Peaks) -> np.float32:
         """The scale of the output: to the last bit that of its readers, which XNNPACK compares."""
@@ -238,75 +238,69 @@ class _Lstm:
 
     def narrow_weights(self) -> None:
         """Stores kernels in int8, and biases in int32, in steps of their products."""
-        inputs = self._operator.inputs
-        tensors = self._graph.tensors
-        step, _ = _setting(tensors[inputs[SEQUENCES]])
+        step, _ = _setting(self._input(SEQUENCES))
         for place in RECURRENT_KERNELS:
-            _narrow(self._model, tensors[inputs[place]])
+            _narrow(self._model, self._input(place))
         for place, place_of_bias in zip(KERNELS, BIASES, strict=True):
-            scale = _narrow(self._model, tensors[inputs[place]]) * step
-            bias = tensors[inputs[place_of_bias]]
-            steps = np.rint(_values(self._model, bias).astype(float) / scale)
+            scale = step * _narrow(self._model, self._input(place))
+            bias = self._input(place_of_bias)
+            values = _values(self._model, bias).astype(np.float64)
             ends = np.iinfo(np.int32)
-            integers = np.clip(steps, ends.min, ends.max).astype(np.int32)
-            set_constant(self._model, bias, integers)
+            integers = np.clip(np.rint(values / scale), ends.min, ends.max)
+            set_constant(self._model, bias, integers.astype(np.int32))
             _set_scale(bias, scale)
 
     def narrow_states(self, peaks: Peaks, output_scale: np.float32) -> None:
-        """Stores the states in int8 and int16; copies of zeros clear them."""
+        """Stores the states in int8 and int16."""
         power = math.ceil(math.log2(peaks.cell / _HALF_OF_INT16))
         power = min(max(power, _LEAST_POWER), _MOST_POWER)
-        for place, kind, scale in (
-            (HIDDEN_STATE, _TYPES.INT8, output_scale),
-            (CELL_STATE, _TYPES.INT16, np.float32(2.0**power)),
-        ):
-            index = self._operator.inputs[place]
-            state = self._graph.tensors[index]
-            state.type = kind
-            _set_scale(state, scale)
-            # ZEROS_LIKE takes neither type. Nothing writes to this variable.
-            zeros = self._add(f"zeros of {place}", state.shape, kind, scale)
-            self._graph.tensors[zeros].isVariable = True
-            clearing = self._graph.operators.index(self._maker_of(index))
-            self._graph.operators[clearing] = copying(
-                self._model, self._graph, zeros, index
-            )
+        self._narrow_state(HIDDEN_STATE, _TYPES.INT8, output_scale)
+        self._narrow_state(CELL_STATE, _TYPES.INT16, 2.0**power)
+
+    def _narrow_state(self, place: int, kind: int, scale: float) -> None:
+        """Stores a state in integers, and clears it by a copy of another variable.
+
+        ZEROS_LIKE takes neither type. Nothing writes to the other variable, which so stays zero.
+        """
+        state = self._input(place)
+        state.type = kind
+        _set_scale(state, scale)
+        zeros = self._add(f"zeros of {place}", state.shape, kind, scale)
+        self._graph.tensors[zeros].isVariable = True
+        index = self._operator.inputs[place]
+        cleared = copying(self._model, self._graph, zeros, index)
+        operators = self._graph.operators
+        operators[operators.index(self._maker_of(index))] = cleared
 
     def narrow_output(self, scale: np.float32) -> None:
-        """Makes the output integers, with floats beside them for those who read these."""
+        """Makes the output integers; readers of floats get floats beside them."""
         readers = self._quantizing_readers()
         shape = self._graph.tensors[self._output].shape
         integers = self._add("integers", shape, _TYPES.INT8, scale)
         intermediates = []
-        for number in range(GATES):  # which this kernel does not read
+        for number in range(GATES):  # which the kernel does not read
             gate = self._add(f"gate {number}", [0], _TYPES.INT16, _GATE_SCALE)
             intermediates.append(gate)
         hidden = self._add("hidden", [0], _TYPES.INT8, scale)
         self._operator.intermediates = [*intermediates, hidden]
         self._operator.outputs = [integers]
-        widen = schema.OperatorT()
-        widen.opcodeIndex = add_code(self._model, "DEQUANTIZE", 2)
-        widen.inputs = [integers]
-        widen.outputs = [self._output]
-        place = self._graph.operators.index(self._operator)
-        self._graph.operators.insert(place + 1, widen)
+        widen = self._operation("DEQUANTIZE", 2, integers, self._output)
+        operators = self._graph.operators
+        operators.insert(operators.index(self._operator) + 1, widen)
         for reader in readers:
             result = int(reader.outputs[0])
-            same_scale, _ = _setting(self._graph.tensors[result])
-            if same_scale == scale and result not in self._graph.outputs:
-                self._graph.operators.remove(reader)
+            scale_of_result, _ = _setting(self._graph.tensors[result])
+            if scale_of_result == scale and result not in self._graph.outputs:
+                operators.remove(reader)
                 _replace_input(self._graph, result, integers)
 
     def _quantize(self, source: int, scale: float, zero_point: int) -> None:
         """Puts a QUANTIZE of a tensor to int8 in front of the operator, as its sequences."""
         shape = self._graph.tensors[source].shape
         integers = self._add("sequences", shape, _TYPES.INT8, scale, zero_point)
-        quantize = schema.OperatorT()
-        quantize.opcodeIndex = add_code(self._model, "QUANTIZE", 1)
-        quantize.inputs = [source]
-        quantize.outputs = [integers]
-        place = self._graph.operators.index(self._operator)
-        self._graph.operators.insert(place, quantize)
+        quantize = self._operation("QUANTIZE", 1, source, integers)
+        operators = self._graph.operators
+        operators.insert(operators.index(self._operator), quantize)
         self._operator.inputs[SEQUENCES] = integers
 
     def _quantizing_readers(self) -> list[OperatorT]:
@@ -324,6 +318,20 @@ class _Lstm:
             if index in map(int, operator.outputs):
                 return operator
         return None
+
+    def _input(self, place: int) -> TensorT:
+        """The tensor at one of the places of the operator's inputs."""
+        return self._graph.tensors[self._operator.inputs[place]]
+
+    def _operation(
+        self, kind: str, version: int, source: int, result: int
+    ) -> OperatorT:
+        """An operation of one input and one output."""
+        operator = schema.OperatorT()
+        operator.opcodeIndex = add_code(self._model, kind, version)
+        operator.inputs = [source]
+        operator.outputs = [result]
+        return operator
 
     def _add(
         self,

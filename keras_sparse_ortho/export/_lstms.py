@@ -21,7 +21,7 @@ LSTM_MARK = (
     "kso_lstm_"  # of extra outputs of a trace: a number and an end follow
 )
 GATES = 4
-_LEAST = (
+_OFFSET = (
     1000.0  # of a placeholder's constants, which no bound of an activation is
 )
 
@@ -34,11 +34,11 @@ class LstmPlan(NamedTuple):
 
     Attributes:
         quarters: For each kernel of theirs, by path, the matrices of the operator, one a gate.
-        kept: Why the others are computed step by step, by path of the layer.
+        loops: Why the others are computed step by step, by path of the layer.
     """
 
     quarters: dict[str, list[np.ndarray]]
-    kept: dict[str, str]
+    loops: dict[str, str]
 
 
 NO_LSTMS = LstmPlan({}, {})
@@ -53,15 +53,17 @@ class TracedLstm(NamedTuple):
 
 
 class LstmWeights(NamedTuple):
-    """What the operator needs of one call of an LSTM.
+    """The weights of one call of an LSTM, as the operator takes them.
 
     Attributes:
-        path: str. The path of the cell; calls of one layer share it.
+        owner: int. The number of the cell, which calls of one layer share.
+        path: str. The path of the cell, which cells of several models may share.
         kernels: Four arrays `(units, inputs)`: input, forget, cell and output gate.
         recurrent_kernels: Four arrays `(units, units)`.
         biases: Four arrays `(units,)`.
     """
 
+    owner: int
     path: str
     kernels: list[np.ndarray]
     recurrent_kernels: list[np.ndarray]
@@ -95,7 +97,7 @@ def plan_of_lstms(model: keras.Model, inputs: Nested) -> LstmPlan:
             recurrent = layer.cell.recurrent_kernel
             plan.quarters[recurrent.path] = weights.recurrent_kernels
         else:
-            plan.kept[layer.path] = reason
+            plan.loops[layer.path] = reason
         return call(
             sequences,
             initial_state=initial_state,
@@ -115,14 +117,13 @@ def why_not_fused(
 ) -> str | None:
     """Why the operator does not compute a call of an LSTM; None if it does."""
     cell = layer.cell
-    known = keras.activations
     if type(layer) is not keras.layers.LSTM:
         return f"{type(layer).__name__} is a subclass of LSTM"
     if type(cell) is not keras.layers.LSTMCell:
         return f"its cell is a {type(cell).__name__}"
-    if cell.activation is not known.tanh:
+    if cell.activation is not keras.activations.tanh:
         return "its activation is not tanh"
-    if cell.recurrent_activation is not known.sigmoid:
+    if cell.recurrent_activation is not keras.activations.sigmoid:
         return "its recurrent_activation is not sigmoid"
     if mask is not None:
         return "it has a mask"
@@ -153,7 +154,7 @@ def placeholders(model: keras.Model, calls: list[TracedLstm]) -> Iterator[None]:
 def _placeholder_of(
     layer: keras.layers.LSTM, calls: list[TracedLstm]
 ) -> CallOfLayer:
-    """What a layer calls in place of its `call`."""
+    """The function that answers in place of a layer's `call`."""
 
     def call(
         plain: CallOfLayer,
@@ -174,7 +175,7 @@ def _placeholder_of(
             sequences = ops.flip(sequences, axis=1)
         # A converter can neither fold it, nor share it with another one.
         constants = np.arange(1, layer.units + 1, dtype=np.float32) / 7
-        constants = constants + np.float32(_LEAST * (len(calls) + 1))
+        constants = constants + np.float32(_OFFSET * (len(calls) + 1))
         sums = ops.sum(sequences, axis=-1, keepdims=True)
         output = ops.maximum(sums, constants)
         calls.append(TracedLstm(sequences, output, layer.cell))
@@ -185,12 +186,13 @@ def _placeholder_of(
     return call
 
 
-def weights_of(cell: keras.layers.LSTMCell) -> LstmWeights:
+def weights_of(cell: keras.layers.LSTMCell, owner: int = 0) -> LstmWeights:
     """The weights of a cell, apart by gate. Keras has the gates in the operator's order."""
     bias = np.zeros(GATES * cell.units, np.float32)
     if cell.use_bias:
         bias = to_numpy(cell.bias.value)
     return LstmWeights(
+        owner=owner,
         path=cell.kernel.path.rpartition("/")[0],
         kernels=_by_gate(to_numpy(cell.kernel.value)),
         recurrent_kernels=_by_gate(to_numpy(cell.recurrent_kernel.value)),
@@ -206,8 +208,11 @@ def _by_gate(value: np.ndarray) -> list[np.ndarray]:
 def save_lstms(calls: Sequence[TracedLstm], file: Path) -> None:
     """Writes the weights of traced LSTMs as an NPZ file, for `read_lstms`."""
     arrays = {}
+    owners: dict[int, int] = {}  # by `id` of the cell
     for number, call in enumerate(calls):
-        weights = weights_of(call.cell)
+        owner = owners.setdefault(id(call.cell), len(owners))
+        weights = weights_of(call.cell, owner)
+        arrays[f"{number}_owner"] = np.array(owner)
         arrays[f"{number}_path"] = np.array(weights.path)
         arrays[f"{number}_kernels"] = np.stack(weights.kernels)
         arrays[f"{number}_recurrent"] = np.stack(weights.recurrent_kernels)
@@ -222,6 +227,7 @@ def read_lstms(file: Path) -> list[LstmWeights]:
         while f"{len(calls)}_path" in arrays:
             number = len(calls)
             weights = LstmWeights(
+                owner=int(arrays[f"{number}_owner"]),
                 path=str(arrays[f"{number}_path"]),
                 kernels=list(arrays[f"{number}_kernels"]),
                 recurrent_kernels=list(arrays[f"{number}_recurrent"]),

@@ -1,4 +1,4 @@
-"""What LiteRT Micro computes wrongly, without an error, in a file that it loads."""
+"""Refusals of files that LiteRT Micro loads, and computes wrongly without an error."""
 
 from keras_sparse_ortho.errors import ExportRouteError
 from keras_sparse_ortho.export._flatbuffer import (

@@ -20,6 +20,7 @@ from keras_sparse_ortho.export._signature import (
 from keras_sparse_ortho.kernels import is_sparse_layer, walk
 from keras_sparse_ortho.models import strip
 
+_SEED = "seed_generator_state"  # the name of Keras' states of random numbers
 _HALF = ("float16", "bfloat16")
 _HALF_POLICIES = (*_HALF, "mixed_float16", "mixed_bfloat16")
 
@@ -134,7 +135,9 @@ def check_states(model: keras.Model, inputs: Nested) -> None:
         model(inputs, training=False)
     assigned = []
     for variable in (*model.variables, *states):
-        if scope.get_current_value(variable) is not None:
+        is_assigned = scope.get_current_value(variable) is not None
+        # Recurrent layers draw masks of dropout that they do not use.
+        if is_assigned and variable.name != _SEED:
             assigned.append(variable.path)
     if assigned:
         raise ExportConversionError(

@@ -156,8 +156,8 @@ class RouteOutcome(Answering):
             over outputs of rank 2 with more than one column; None if there is none.
         latency_ms: float. Median time of one call; None if it was not measured.
         seconds: float. Spent on converting, and comparing.
-        kept: dict. For `+blocks` the kernels that stay dense, with the reason; for `+lstm`, and
-            wherever LSTMs are the fused operator, those that stay loops.
+        kept: dict. For `+blocks` the kernels that stay dense, with the reason; in files with fused
+            LSTMs the other ones, which stay loops.
         left_out: int. For `+blocks` the entries of zero blocks, which are not in the file.
         folded: Paths of kernels with zeros that no tensor of the file holds: the converter split
             them, or combined them with other constants.

@@ -171,7 +171,9 @@ def task_of(
     inputs = pack(signature.nesting, first_batch)
     check_states(reference, inputs)
     names, outputs = keras_outputs(reference, signature, rows.compared)
-    lstms = plan_of_lstms(plain, inputs) if of_lstms else NO_LSTMS
+    lstms = NO_LSTMS
+    if of_lstms:
+        lstms = plan_of_lstms(plain, inputs)
     return Task(
         model=plain,
         signature=signature,

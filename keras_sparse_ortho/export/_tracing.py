@@ -144,13 +144,12 @@ def write_traced(
         model = as_convolutions(model, rows_apart)
     traced = _Trace(model, nesting, output_names, marks_apart)
     part = f"{path}.part"
-    with (
-        fixed_ranges(model, traced.mark if marked else None),
-        _as_litert_has_loops(model),
-        placeholders(model, traced.lstms)
-        if fused
-        else contextlib.nullcontext(),
-    ):
+    with contextlib.ExitStack() as stack:
+        ranges = fixed_ranges(model, traced.mark if marked else None)
+        stack.enter_context(ranges)
+        stack.enter_context(_as_litert_has_loops(model))
+        if fused:
+            stack.enter_context(placeholders(model, traced.lstms))
         if keras.backend.backend() == "jax":
             _write_stablehlo(traced, inputs, part)
         else:

@@ -201,6 +201,7 @@ for _kind in (L.Conv1D, L.Conv2D, L.Conv3D):
         rows={"kernel": ConvolutionRows},
         channels=_convolution,
         rounding="by output",
+        by_sample=True,
     )
 for _kind in _TRANSPOSED:
     register_layer(
@@ -210,4 +211,5 @@ for _kind in _TRANSPOSED:
         rows={"kernel": ConvolutionRows},
         channels=_transposed,
         rounding="by output",
+        by_sample=True,
     )

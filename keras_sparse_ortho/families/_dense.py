@@ -29,4 +29,5 @@ register_layer(
     rows="last axis",
     channels=_dense,
     rounding="by output",
+    by_sample=True,
 )

@@ -160,6 +160,7 @@ for _kind in (L.DepthwiseConv1D, L.DepthwiseConv2D):
         rows={"kernel": DepthwiseRows},
         channels=_depthwise,
         rounding="by output",
+        by_sample=True,
     )
 for _kind in (L.SeparableConv1D, L.SeparableConv2D):
     register_layer(
@@ -175,4 +176,5 @@ for _kind in (L.SeparableConv1D, L.SeparableConv2D):
         },
         channels=_separable,
         rounding="by output",
+        by_sample=True,
     )

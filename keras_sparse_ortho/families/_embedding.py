@@ -91,4 +91,5 @@ register_layer(
     rows={"embeddings": _tokens},
     channels=_table,
     rounding="floats",
+    by_sample=True,
 )

@@ -21,6 +21,7 @@ from keras_sparse_ortho.models import (
     smaller_layer,
     value_of,
 )
+from keras_sparse_ortho.quantization import keeps_range
 
 L = keras.layers
 
@@ -148,3 +149,27 @@ add_channel_rules(
         L.Rescaling: _scaling,
     }
 )
+
+
+def _keeps_range(layer: keras.layers.Layer) -> bool:
+    return True
+
+
+def _is_linear(layer: keras.layers.Layer) -> bool:
+    return layer.activation is keras.activations.linear
+
+
+_KEEPING = (
+    L.AlphaDropout,
+    L.Dropout,
+    L.GaussianDropout,
+    L.GaussianNoise,
+    L.Identity,
+    L.InputLayer,
+    L.RepeatVector,
+    *_of_ranks("SpatialDropout", "Cropping", "ZeroPadding"),
+    *_of_ranks("MaxPooling", "GlobalMaxPooling"),
+)
+for _kind in _KEEPING:
+    keeps_range.register(_kind, _keeps_range)
+keeps_range.register(L.Activation, _is_linear)

@@ -5,6 +5,7 @@ from typing import TypeVar
 
 import keras
 
+from keras_sparse_ortho import quantization
 from keras_sparse_ortho._checks import as_text, other_keywords
 from keras_sparse_ortho.calibration import (
     MakeRows,
@@ -14,6 +15,7 @@ from keras_sparse_ortho.calibration import (
     rows_by_name,
 )
 from keras_sparse_ortho.kernels import Layouts, kernel_layouts
+from keras_sparse_ortho.layers import register_by_sample
 from keras_sparse_ortho.models import (
     MakeRule,
     PositionRule,
@@ -40,6 +42,8 @@ def register_layer(
     rows: str | Mapping[str, MakeRows] | RowsRule | None = None,
     channels: str | MakeRule | None = None,
     rounding: Rounding | None = None,
+    keeps_range: bool = False,
+    by_sample: bool = False,
 ) -> None:
     """Tells the package of a class of layers: its kernels, and how it computes with them.
 
@@ -49,7 +53,8 @@ def register_layer(
     a message that names it.
 
     Args:
-        kind: type. A class of layers. All but `channels` hold for its subclasses, too.
+        kind: type. A class of layers. All but `channels` and `by_sample` hold for its subclasses,
+            too.
         layouts: dict from the name of each kernel (`variable.name`) to its `KernelLayout`, or a
             callable that takes the layer and returns one: `initializers.kernel_layouts`. Empty for
             a layer without kernels.
@@ -62,6 +67,11 @@ def register_layer(
             channel, for `narrow` and `remove_channels`. `models.register_channel_rule`.
         rounding: `"by output"`, `"by kernel"` or `"floats"`: how LiteRT holds the kernels in
             integers, for `quantize_aware`. `quantization.kernel_rounding`.
+        keeps_range: bool. Whether outputs have the range of the inputs, as where entries are moved
+            about. `quantization.keeps_range`.
+        by_sample: bool. Whether the layer maps each sample by itself, with samples first, and has
+            no state. Under data parallelism on JAX, only the gradients of live values are then sent
+            between devices.
 
     A layer on the last axis computes
 
@@ -78,11 +88,22 @@ def register_layer(
     Examples:
         >>> import keras
         >>> from keras_sparse_ortho.initializers import KernelLayout
-        >>> class Halves(keras.layers.Dense):
-        ...     pass
+        >>> class Projection(keras.layers.Layer):
+        ...     def __init__(self, units, **kwargs):
+        ...         super().__init__(**kwargs)
+        ...         self.units = units
+        ...     def build(self, input_shape):
+        ...         shape = (input_shape[-1], self.units)
+        ...         self.matrix = self.add_weight(shape=shape, name="matrix")
+        ...     def call(self, inputs):
+        ...         return keras.ops.matmul(inputs, self.matrix)
         >>> register_layer(
-        ...     Halves, {"kernel": KernelLayout.dense()}, positions="last axis", rows="last axis",
-        ...     channels="last axis", rounding="by output")
+        ...     Projection, {"matrix": KernelLayout.dense()}, positions="last axis",
+        ...     rows="last axis", rounding="by output")
+        >>> import keras_sparse_ortho as kso
+        >>> model = keras.Sequential([keras.Input((8,)), Projection(4, name="projection")])
+        >>> [weight.live for weight in kso.prunable_weights(kso.sparsify(model, 0.5, seed=0))]
+        [16]
     """
     if not (isinstance(kind, type) and issubclass(kind, keras.layers.Layer)):
         raise TypeError(
@@ -107,6 +128,10 @@ def register_layer(
         kernel_rows.register(kind, rows_rule)
     if rounding is not None:
         kernel_rounding.register(kind, lambda layer: rounding)
+    if keeps_range:
+        quantization.keeps_range.register(kind, lambda layer: True)
+    if by_sample:
+        register_by_sample(kind)
 
 
 def _layouts_rule(
@@ -116,7 +141,8 @@ def _layouts_rule(
     if callable(layouts):
         return layouts
     is_table = isinstance(layouts, Mapping) and all(
-        isinstance(layout, KernelLayout) for layout in layouts.values()
+        layout is None or isinstance(layout, KernelLayout)
+        for layout in layouts.values()
     )
     if not is_table:
         raise TypeError(

@@ -22,6 +22,7 @@ from keras_sparse_ortho.models import (
     identity_sources,
     smaller_layer,
 )
+from keras_sparse_ortho.quantization import keeps_range
 
 L = keras.layers
 
@@ -167,3 +168,5 @@ add_channel_rules(
         "Transpose": _transpose,
     }
 )
+for _kind in (L.Flatten, L.Permute, L.Reshape):
+    keeps_range.register(_kind, lambda layer: True)

@@ -37,7 +37,10 @@ from keras_sparse_ortho.layers._block_sparse_rnn import (
 from keras_sparse_ortho.layers._circular_padding import CircularPadding
 from keras_sparse_ortho.layers._prunable_layer import PrunableLayer
 from keras_sparse_ortho.layers._token_products import product_by_token
-from keras_sparse_ortho.layers._wrapped_layer import plain_layer
+from keras_sparse_ortho.layers._wrapped_layer import (
+    plain_layer,
+    register_by_sample,
+)
 
 __all__ = [
     "BlockSparseConv1D",

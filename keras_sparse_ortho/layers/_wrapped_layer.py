@@ -28,11 +28,16 @@ from keras_sparse_ortho.kernels import (
 )
 
 L = keras.layers
-_BY_SAMPLE = (  # stateless layers that map sample by sample, with samples first
-    *(L.Dense, L.Embedding, L.DepthwiseConv1D, L.DepthwiseConv2D),
-    *(L.Conv1D, L.Conv2D, L.Conv3D, L.SeparableConv1D, L.SeparableConv2D),
-    *(L.Conv1DTranspose, L.Conv2DTranspose, L.Conv3DTranspose),
-)
+_BY_SAMPLE: set[type] = set()
+
+
+def register_by_sample(kind: type) -> None:
+    """Notes that a class of layers, not those derived from it, maps sample by sample.
+
+    Its layers are stateless, and samples come first. Under data parallelism on JAX, those in
+    compact storage are called on each device by itself.
+    """
+    _BY_SAMPLE.add(kind)
 
 
 def refuse_unwrappable(

@@ -16,6 +16,7 @@ from keras_sparse_ortho.models._channel_groups import (
     channel_groups,
 )
 from keras_sparse_ortho.models._channel_rules import (
+    CHANNEL_RULES,
     ChannelCall,
     ChannelRule,
     ChannelTensor,

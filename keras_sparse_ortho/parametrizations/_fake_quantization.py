@@ -101,9 +101,11 @@ class FakeQuantization:
 
     def _axes(self, outputs: tuple[int, ...]) -> tuple[int, ...]:
         """The axes of a weight whose entries have one scale."""
-        if self.per == "kernel":
-            return tuple(range(len(outputs)))
-        return tuple(axis for axis, size in enumerate(outputs) if size == 1)
+        axes = []
+        for axis, size in enumerate(outputs):
+            if size == 1 or self.per == "kernel":
+                axes.append(axis)
+        return tuple(axes)
 
     def get_config(self) -> Config:
         return {"dtype": self.dtype, "per": self.per}

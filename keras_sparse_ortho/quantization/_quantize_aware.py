@@ -37,6 +37,7 @@ from keras_sparse_ortho.models import (
     verb,
 )
 from keras_sparse_ortho.parametrizations import FakeQuantization
+from keras_sparse_ortho.quantization._keeps_range import keeps_range
 from keras_sparse_ortho.quantization._kernel_rounding import (
     kernel_rounding,
     warn_of_unknown,
@@ -283,32 +284,6 @@ def _parted(
 
 
 L = keras.layers
-# Their output has the range of their input, or has zeros beside.
-_PASS_ON_BY_RANK = (
-    "SpatialDropout",
-    "MaxPooling",
-    "GlobalMaxPooling",
-    "ZeroPadding",
-    "Cropping",
-)
-_OF_ANY_RANK = (
-    L.Flatten,
-    L.Reshape,
-    L.Permute,
-    L.RepeatVector,
-    L.InputLayer,
-    L.Identity,
-    L.Dropout,
-    L.GaussianDropout,
-    L.GaussianNoise,
-    L.AlphaDropout,
-)
-_OF_ONE_RANK = [
-    getattr(L, f"{name}{rank}D")
-    for name in _PASS_ON_BY_RANK
-    for rank in (1, 2, 3)
-]
-_PASS_ON = (*_OF_ANY_RANK, *_OF_ONE_RANK)
 # Operations of a graph that only move entries about.
 _MOVING = (
     "BroadcastTo",
@@ -455,9 +430,7 @@ def passes_on(call: GraphCall) -> bool:
     """Whether the output of a layer, or an operation, has the range of its input."""
     layer = innermost(call.operation)
     if isinstance(layer, L.Layer):
-        if isinstance(layer, L.Activation):
-            return layer.activation is keras.activations.linear
-        return isinstance(layer, _PASS_ON)
+        return keeps_range(layer)
     name = type(layer).__name__
     if name == "Pad":  # with zeros, which are in every range
         return all(setting is None for setting in call.settings)

@@ -471,7 +471,8 @@ def test_kernels_of_another_configuration_are_not_taken(tmp_path, monkeypatch):
     assert run(compiled) == 0
     assert run(of_configuration(activation="tanh")) == 2
     assert run(of_configuration([L.Rescaling(1 / 127.5)])) == 2
-    assert run(of_configuration([L.Rescaling(1 / 127.0)])) == 2
+    # The outputs differ by less than those of one function may on a GPU.
+    assert run(of_configuration([L.Rescaling(1 / 127.45)])) == 2
     custom = of_configuration([Scaled()])
     assert run(custom) == 2
     custom.layers[0].scale = 2.0

@@ -456,6 +456,23 @@ def test_the_worker_survives_an_interrupt_at_any_line(echo):
         number += 3
 
 
+def test_a_process_with_an_open_job_is_not_used_again(echo, monkeypatch):
+    """Ctrl-C came while it worked, and again before it was ended."""
+    echo.run("any", 60)
+    first = echo._process.pid
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(echo, "_answer_to", interrupted)
+        patch.setattr(echo, "_end", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            echo.run("any", 60, seconds=2.0)
+    assert echo.run("any", 60, x=1) == {"x": 1}
+    assert echo._process.pid != first
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:.*fork:RuntimeWarning")
@@ -470,6 +487,7 @@ def test_a_child_of_fork_has_its_own_process(echo, tmp_path):
     time.sleep(0.2)
     child = os.fork()
     if child == 0:
+        signal.alarm(30)  # it would wait for ever for a lock of its parent
         try:
             answers = [echo.run("any", 60, x=k)["x"] for k in range(3)]
             (tmp_path / "child").write_text(

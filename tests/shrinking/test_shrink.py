@@ -12,17 +12,19 @@ import pytest
 from keras_sparse_ortho.errors import ShrinkError
 from keras_sparse_ortho.export import load_litert
 from keras_sparse_ortho.models import OutputKind
-from keras_sparse_ortho.shrinking import ShrinkReport, Trial, shrink
-from keras_sparse_ortho.shrinking._examples import Examples
-from keras_sparse_ortho.shrinking._judge import (
+from keras_sparse_ortho.shrinking import (
+    Examples,
     Judge,
     OutputScore,
     Score,
+    Search,
+    ShrinkReport,
+    Trial,
+    chosen,
     closeness,
     same_class,
+    shrink,
 )
-from keras_sparse_ortho.shrinking._search import Search
-from keras_sparse_ortho.shrinking._shrink import chosen
 
 SOFTMAX = OutputKind("softmax", "classes")
 SIGMOID = OutputKind("sigmoid", "bits")

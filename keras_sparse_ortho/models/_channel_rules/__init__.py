@@ -6,6 +6,7 @@ from keras_sparse_ortho.models._channel_rules._linear import (
     last_axis,
 )
 from keras_sparse_ortho.models._channel_rules._registry import (
+    CHANNEL_RULES,
     add_channel_rules,
     register_channel_rule,
     rule_of,
@@ -38,6 +39,7 @@ from keras_sparse_ortho.models._channel_rules._tied import (
 )
 
 __all__ = [
+    "CHANNEL_RULES",
     "ChannelCall",
     "ChannelRule",
     "ChannelTensor",

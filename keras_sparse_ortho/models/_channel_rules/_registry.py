@@ -18,7 +18,7 @@ from keras_sparse_ortho.models._channel_rules._tied import (
     passes_channels,
 )
 
-_RULES: dict[type | str, MakeRule] = {}
+CHANNEL_RULES: dict[type | str, MakeRule] = {}
 _READS_ARGUMENTS = (keras.layers.MultiHeadAttention,)
 
 
@@ -65,12 +65,12 @@ def register_channel_rule(kind: type, rule: str | MakeRule) -> None:
             f"`rule` must be one of {list(_BY_NAME)}, or take a ChannelCall and return a "
             f"ChannelRule or a reason. Received: rule={as_text(rule)}"
         )
-    _RULES[kind] = make
+    CHANNEL_RULES[kind] = make
 
 
 def add_channel_rules(rules: Mapping[type | str, MakeRule]) -> None:
     """Adds the rules of a family: of classes of layers, and by name of operations of Keras."""
-    _RULES.update(rules)
+    CHANNEL_RULES.update(rules)
 
 
 def rule_of(call: ChannelCall) -> ChannelRule | str:
@@ -95,13 +95,13 @@ def rule_of(call: ChannelCall) -> ChannelRule | str:
 
 def _make_rule_of(layer: Any) -> MakeRule | None:
     kind = type(layer)
-    if kind in _RULES:
-        return _RULES[kind]
+    if kind in CHANNEL_RULES:
+        return CHANNEL_RULES[kind]
     if is_elementwise(layer):
         return elementwise
     is_operation = not isinstance(layer, keras.layers.Layer)
     if is_operation and kind.__module__.startswith("keras."):
-        return _RULES.get(kind.__name__)
+        return CHANNEL_RULES.get(kind.__name__)
     return None
 
 
