@@ -264,7 +264,7 @@ def test_what_the_operator_does_not_compute_stays_a_loop(tmp_path):
         "masked": "it has a mask",
         "decoder": "it has an initial_state",
     }
-    assert "stay loops            encoder: it has return_state" in str(report)
+    assert "not fused             encoder: it has return_state" in str(report)
     assert kinds(path).count(OPERATOR) == 1
     assert report.error < 1e-5
     # Nothing of the trace is left in the model.
