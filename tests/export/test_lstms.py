@@ -238,6 +238,19 @@ def test_sparse_lstms_of_ours_are_fused_as_well(storage, tmp_path):
     assert report.error < 1e-5
 
 
+def test_trained_ranges_leave_lstms_in_floats(tmp_path):
+    model = kso.quantize_aware(network(layers.LSTM(16), layers.Dense(4)))
+    rows = sequences(64)
+    model(rows, training=True)
+    path = tmp_path / "m.tflite"
+    report = exported(model, path, "int8+lstm", sample=rows[:8])
+    assert any(OPERATOR in text for text in report.in_floats)
+    assert report.error < 0.05
+    # Its weights are widened at load, which LiteRT Micro does not do.
+    with pytest.raises(ExportRouteError, match="must both be float32"):
+        c_array(path, tmp_path / "m.h")
+
+
 # --- which ---------------------------------------------------------------------------------------
 
 
