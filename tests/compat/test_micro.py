@@ -58,8 +58,8 @@ def test_lstms_answer_on_microcontrollers_as_keras(route, steps, tmp_path):
     model = keras.Sequential(
         [
             keras.Input((steps, 8), name="x"),
-            keras.layers.LSTM(12, return_sequences=True),
-            keras.layers.LSTM(8),
+            keras.layers.LSTM(16, return_sequences=True),
+            keras.layers.LSTM(12),
             keras.layers.Dense(4),
         ]
     )

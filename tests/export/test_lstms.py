@@ -65,8 +65,8 @@ def network(*made, steps=STEPS):
 
 def stacked(steps=STEPS):
     return network(
-        layers.LSTM(8, return_sequences=True, name="first"),
-        layers.LSTM(6, name="second"),
+        layers.LSTM(16, return_sequences=True, name="first"),
+        layers.LSTM(12, name="second"),
         layers.Dense(4, name="head"),
         steps=steps,
     )
@@ -358,10 +358,11 @@ def test_arrays_for_micro_have_the_operator(tmp_path):
         sample=rows[:1],
     )
     operators = c_array(path, tmp_path / "m.h")
-    assert operators == (
+    # One converter slices the last step in one way, one in another.
+    assert {*operators} - {"Slice", "StridedSlice"} == {
         *("Dequantize", "FullyConnected", "Quantize", "Reshape"),
-        *("StridedSlice", "UnidirectionalSequenceLSTM"),
-    )
+        "UnidirectionalSequenceLSTM",
+    }
 
 
 def test_lstms_in_dynamic_int8_are_refused_for_micro(tmp_path):
