@@ -25,7 +25,10 @@ from tests.export.models import (
     rms,
     thin_out,
 )
-from tests.helpers import array, assert_same
+from tests.helpers import array, assert_same, slow_case_on_jax, slow_on_jax
+
+# On JAX and on torch the same process makes the file; torch is quick.
+pytestmark = pytest.mark.core
 
 OPERATOR = "UNIDIRECTIONAL_SEQUENCE_LSTM"
 STEPS, FEATURES = 6, 8
@@ -107,6 +110,7 @@ def zoo():
     return keras.Model(x, outputs), 1 + 1 + 2 + 1 + 1 + 1 + 1 + 2 + 2 + 1 + 2
 
 
+@slow_on_jax
 def test_lstms_in_many_places_answer_as_keras(tmp_path):
     model, count = zoo()
     x = sequences(4)
@@ -130,8 +134,9 @@ def test_lstms_in_many_places_answer_as_keras(tmp_path):
 
 
 LONG = [
-    *((mode, 20) for mode in MOST),
-    ("int8+lstm", 50),
+    ("float32+lstm", 20),
+    *(slow_case_on_jax(mode, 20) for mode in MOST if mode != "float32+lstm"),
+    slow_case_on_jax("int8+lstm", 50),
     *(pytest.param(mode, 100, marks=pytest.mark.slow) for mode in MOST),
 ]
 
@@ -177,6 +182,7 @@ def test_a_cell_may_count_beyond_ten(mode, tmp_path):
     np.testing.assert_allclose(found, array(model(x)), atol=most)
 
 
+@slow_on_jax
 def test_integers_at_the_ends_leave_no_floats(tmp_path):
     model = stacked()
     rows = sequences(48)
@@ -227,7 +233,7 @@ def test_zeros_are_counted_gate_by_gate(mode, tmp_path):
         assert weight.dtype == mode.partition("+")[0]
 
 
-@pytest.mark.parametrize("storage", ["masked", "blocks"])
+@pytest.mark.parametrize("storage", ["masked", slow_case_on_jax("blocks")])
 def test_sparse_lstms_of_ours_are_fused_as_well(storage, tmp_path):
     dense = network(layers.LSTM(16, name="rnn"), layers.Dense(4))
     options = {"storage": storage, "structure": kso.Block(4, 4)}
@@ -241,6 +247,7 @@ def test_sparse_lstms_of_ours_are_fused_as_well(storage, tmp_path):
     assert report.error < 1e-5
 
 
+@slow_on_jax
 def test_trained_ranges_leave_lstms_in_floats(tmp_path):
     model = kso.quantize_aware(network(layers.LSTM(16), layers.Dense(4)))
     rows = sequences(64)
@@ -257,6 +264,7 @@ def test_trained_ranges_leave_lstms_in_floats(tmp_path):
 # --- which ---------------------------------------------------------------------------------------
 
 
+@slow_on_jax
 def test_what_the_operator_does_not_compute_stays_a_loop(tmp_path):
     x = keras.Input((STEPS, FEATURES), name="x")
     state = layers.LSTM(4, return_state=True, name="encoder")(x)
@@ -299,6 +307,7 @@ def test_a_model_without_such_lstms_is_refused_by_name(tmp_path):
         export_litert(network(layers.Flatten()), path, mode="float32+lstm")
 
 
+@slow_on_jax
 def test_small_takes_the_operator(tmp_path):
     model = stacked()
     rows = {"sample": sequences(8), "batch_size": 8}
