@@ -54,6 +54,17 @@ def silence_libraries() -> None:
     os.close(nowhere)
 
 
+def limits_by_output(text: str) -> float | dict[str, float]:
+    """A limit, as `0.01`, or limits by the names of outputs, as `class=0.01,box=0.05`."""
+    if "=" not in text:
+        return float(text)
+    limits = {}
+    for pair in text.split(","):
+        name, _, limit = pair.rpartition("=")
+        limits[name.strip()] = float(limit)
+    return limits
+
+
 def parser() -> argparse.ArgumentParser:
     """The arguments of all commands."""
     whole = argparse.ArgumentParser(
@@ -82,9 +93,10 @@ def parser() -> argparse.ArgumentParser:
     )
     shrink.add_argument(
         "--max-drop",
-        type=float,
+        type=limits_by_output,
         default=0.01,
-        help="of the score (default .01)",
+        metavar="LIMIT",
+        help="of the score (default .01), or of each output's: class=.01,box=.05",
     )
     shrink.add_argument("--max-bytes", type=int)
     shrink.add_argument(

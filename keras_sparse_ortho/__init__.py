@@ -29,6 +29,7 @@ from keras_sparse_ortho import budgets as budgets
 from keras_sparse_ortho import calibration as calibration
 from keras_sparse_ortho import callbacks as callbacks
 from keras_sparse_ortho import errors as errors
+from keras_sparse_ortho import families as families
 from keras_sparse_ortho import initializers as initializers
 from keras_sparse_ortho import kernels as kernels
 from keras_sparse_ortho import layers as layers
@@ -46,6 +47,7 @@ from keras_sparse_ortho.analysis import report, sensitivity
 from keras_sparse_ortho.budgets import Budget
 from keras_sparse_ortho.calibration import restore_statistics, widths
 from keras_sparse_ortho.callbacks import finish
+from keras_sparse_ortho.families import register_layer
 from keras_sparse_ortho.layers import PrunableLayer
 from keras_sparse_ortho.models import (
     channel_groups,
@@ -103,6 +105,7 @@ __all__ = [
     "prunable_weights",
     "prune",
     "quantize_aware",
+    "register_layer",
     "remove_channels",
     "report",
     "restore_statistics",
@@ -116,6 +119,7 @@ __all__ = [
 # The sub-packages are found here, too; `from keras_sparse_ortho import *` leaves them out.
 _ROOMS = (
     *("analysis", "budgets", "calibration", "callbacks", "errors", "export"),
+    "families",
     *(
         "initializers",
         "kernels",

@@ -18,7 +18,7 @@ from keras_sparse_ortho.kernels import derived_seed
 
 _NO_BATCH = "The data must have at least one batch. Received: none"
 # Data sets and generators may be endless: of these, "all" batches are at most so many.
-_MOST_ROWS = 100_000
+MOST_ROWS = 100_000
 _MOST_BYTES = 4 * 2**30
 _WIDTH = 4  # bytes of a number, where its type does not say
 
@@ -106,7 +106,7 @@ def _bounded(items: Iterator[Batch], seconds: float = math.inf) -> list[Batch]:
         rows += samples(batch)
         size += sum(_bytes_of(leaf) for leaf in keras.tree.flatten(batch))
         late = time.monotonic() - start > seconds
-        if rows >= _MOST_ROWS or size >= _MOST_BYTES or late:
+        if rows >= MOST_ROWS or size >= _MOST_BYTES or late:
             warn_user(
                 "Only the first rows of the data set or generator were read, which may be endless. "
                 "Pass arrays to use all rows, or take fewer: `dataset.take(100)`. "

@@ -22,7 +22,7 @@ _DISK_FULL = (
     "Disk quota exceeded",
     "File too large",
 )
-_MOST_TIMES, _ALWAYS_UNPACKED = 100, 1 << 28  # of a compressed file
+_MOST_TIMES, ALWAYS_UNPACKED = 100, 1 << 28  # of a compressed file
 _NO_SPACE = "Not enough disk space for the export"
 _LONGEST = 200  # characters of a file's content that an error message shows
 
@@ -75,9 +75,9 @@ def check_unpacked_size(name: str, packed: int, unpacked: int) -> None:
         packed: int. Its size in bytes.
         unpacked: int. Bytes in it: as its directory says, or as far as it was read.
     """
-    if unpacked > max(_ALWAYS_UNPACKED, _MOST_TIMES * packed):
+    if unpacked > max(ALWAYS_UNPACKED, _MOST_TIMES * packed):
         raise ValueError(
-            f"A compressed file may hold {_MOST_TIMES} times its own size, or {_ALWAYS_UNPACKED} "
+            f"A compressed file may hold {_MOST_TIMES} times its own size, or {ALWAYS_UNPACKED} "
             "bytes. If you trust it, decompress it first, and pass the result. "
             f"Received: {name!r} of {packed} bytes, which holds {unpacked} bytes or more"
         )

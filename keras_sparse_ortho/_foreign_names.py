@@ -1,6 +1,6 @@
 """The table of guesses: names of other packages and what users try, with the step to take here.
 
-`_STEPS` is the only table. Its guesses stand as they are typed:
+`STEPS` is the only table. Its guesses stand as they are typed:
 
     STR                   a name in the package or in a room, or an attribute of our objects
     SparsityReport.save   an attribute of objects of this class alone
@@ -65,7 +65,7 @@ _WRAPPED = "`parametrization`: FixedMask(density), or MagnitudeMask(schedule)"
 
 
 # Guesses, separated by spaces, and the step to take.
-_STEPS: tuple[tuple[str, str | tuple[str, ...]], ...] = (
+STEPS: tuple[tuple[str, str | tuple[str, ...]], ...] = (
     # --- names: TensorFlow Model Optimization
     ("prune_low_magnitude GMP gradual_pruning magnitude_pruning", _GRADUAL),
     ("magnitude_pruner magnitude_prune gradual_magnitude_pruning", _GRADUAL),
@@ -525,13 +525,13 @@ _STEPS: tuple[tuple[str, str | tuple[str, ...]], ...] = (
 )
 
 
-def _folded(guess: str) -> str:
+def folded(guess: str) -> str:
     return re.sub(r"[-_ ]", "", guess).lower()
 
 
 _BY_GUESS = {
-    _folded(guess): (step,) if isinstance(step, str) else step
-    for guesses, step in _STEPS
+    folded(guess): (step,) if isinstance(step, str) else step
+    for guesses, step in STEPS
     for guess in guesses.split()
 }
 
@@ -544,7 +544,7 @@ def step_for(*guesses: str, arguments: Collection[str] = ()) -> str | None:
         arguments: Arguments of the function that was called.
     """
     for guess in guesses:
-        for step in _BY_GUESS.get(_folded(guess), ()):
+        for step in _BY_GUESS.get(folded(guess), ()):
             argument = re.match(r"`(\w+)`", step)
             if (
                 argument is None
@@ -625,7 +625,8 @@ class Room(types.ModuleType):
                 raise AttributeError(text)
             text = f"{text}. In keras_sparse_ortho use: {step}"
             # `from room import name` asks here first. Python replaces an AttributeError by one
-            # that says no more than "cannot import name".
+            # that says no more than "cannot import name", and `hasattr` takes no ImportError: so
+            # the error must be that of who asks, which only the stack shows.
             asking = sys._getframe(1).f_globals.get("__name__")
             raise (
                 ImportError(text)
@@ -668,6 +669,6 @@ def _room_with(name: str) -> str | None:
             full = f"{path.removeprefix(f'{_PACKAGE}.')}.{known}"
             if known == name:
                 return full
-            if _folded(known) == _folded(name):
+            if folded(known) == folded(name):
                 meant = meant or full
     return meant

@@ -13,7 +13,11 @@ answer. It may raise `Enough`."""
 
 
 class Enough(BaseException):
-    """Ends what runs inside `observe`. No model catches it by mistake."""
+    """Ends what runs inside `observe`.
+
+    As `GeneratorExit`, it is no `Exception`: it passes through all layers of a model, and neither
+    their `except Exception` nor that of Keras, which rewrites what it catches, may stop it.
+    """
 
 
 @contextlib.contextmanager

@@ -18,9 +18,7 @@ from keras_sparse_ortho._keras_internals import (
     optimizer_slots as optimizer_slots,
 )
 from keras_sparse_ortho._workers import Workers as Workers
-from keras_sparse_ortho.callbacks._step_callback import (
-    StepCallback as StepCallback,
-)
+from keras_sparse_ortho.callbacks import StepCallback as StepCallback
 from keras_sparse_ortho.errors import DensityWarning
 
 

@@ -84,6 +84,15 @@ CASES = [
 ]
 
 
+@pytest.mark.core
+@pytest.mark.parametrize("name", ["prune", "sensitivity", "report"])
+def test_inputs_of_another_name_are_refused(name, model):
+    with pytest.raises(
+        ValueError, match=r"by name: \['x'\]\. Received: a dict.*\['other'\]"
+    ):
+        USES[name](model, {"other": X})
+
+
 @pytest.mark.parametrize(("use", "kind"), CASES)
 def test_every_use_refuses_rows_that_the_model_cannot_take(use, kind, model):
     rows, message = WRONG[kind]
@@ -205,7 +214,7 @@ def endless():
 
 
 def test_endless_data_are_read_with_a_bound(monkeypatch):
-    monkeypatch.setattr(_data, "_MOST_ROWS", 300)
+    monkeypatch.setattr(_data, "MOST_ROWS", 300)
     with pytest.warns(
         UserWarning, match=r"may be endless.*Received: 320 rows"
     ) as told:

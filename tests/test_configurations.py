@@ -162,10 +162,10 @@ def test_a_saved_model_loads_and_computes_the_same(name):
 @pytest.mark.torch_only  # whose processes can be forked
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
 def test_crafted_files_load_or_are_refused_by_name():
-    options = ["--parts", "hostile", "--share", "0.046", "--seed", "7"]
+    options = ["--parts", "hostile", "--share", "0.02", "--seed", "7"]
     done = run_python(
         "-W", "ignore", "-m", "tests.faults", *options, cwd=SAVED.parents[1]
     )
     rows = re.findall(r"^\| hostile: [^|]+\| (\d+) \|", done, re.MULTILINE)
     assert len(rows) == 7
-    assert sum(map(int, rows)) >= 100
+    assert sum(map(int, rows)) >= 40

@@ -520,12 +520,13 @@ RECORDS = {
     *("PrunableWeight", "Saliency", "Sensitivity", "SparsityReport", "Target"),
     *("LayerScore", "LossDerivatives", "Score", "WidthTable", "register_score"),
     *("WrappedForm", "register_storage", "kernel_layouts", "kernel_positions"),
+    *("Rows", "kernel_rows", "kernel_rounding", "keeps_range"),
 }
 
 
 def test_guesses_stand_once_in_the_table():
     guesses = [
-        guess for line, _ in _foreign_names._STEPS for guess in line.split()
+        guess for line, _ in _foreign_names.STEPS for guess in line.split()
     ]
-    folded = [_foreign_names._folded(guess) for guess in guesses]
+    folded = [_foreign_names.folded(guess) for guess in guesses]
     assert len({*folded}) == len(folded)

@@ -137,7 +137,7 @@ def arguments():
 def test_functions_and_arguments_in_messages_exist():
     known = {*arguments(), "format", "loss", "unroll", "x"}  # Keras has these
     # Which exist elsewhere.
-    guesses = {line for line, _ in _foreign_names._STEPS}
+    guesses = {line for line, _ in _foreign_names.STEPS}
     wrong = []
     for place, text in messages():
         if text in guesses:

@@ -2,6 +2,7 @@
 
 import ast
 import graphlib
+import re
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,7 @@ ORDER = (
         "calibration",
         "pruning",
         "quantization",
+        "families",
     ),
     *(
         "export",
@@ -103,6 +105,15 @@ def test_rooms_import_only_rooms_before_them():
     assert not wrong
 
 
+def test_the_picture_of_the_rooms_is_that_of_the_package():
+    """Drawn by `python benchmarks/pictures.py --only rooms`."""
+    picture = ROOT.parent / "docs" / "rooms.svg"
+    if not picture.exists():
+        pytest.skip("the package is installed without its docs")
+    drawn = re.findall(r"<text[^>]*>(\w+)</text>", picture.read_text("utf-8"))
+    assert sorted(drawn) == sorted(ORDER)
+
+
 def test_nothing_private_is_taken_from_another_room():
     wrong = [
         f"{path} imports {name}"
@@ -111,6 +122,37 @@ def test_nothing_private_is_taken_from_another_room():
         and any(part.startswith("_") for part in name.split(".")[2:])
     ]
     assert not wrong
+
+
+def names_in_tests():
+    """Pairs of a test's file and a dotted name of the package that it imports, or patches."""
+    folder = Path(__file__).parent
+    for path in sorted(folder.rglob("*.py")):
+        file = path.relative_to(folder)
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = []
+            if isinstance(node, ast.ImportFrom):
+                names = [f"{node.module}.{alias.name}" for alias in node.names]
+            elif isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                names = [node.value]
+            for name in names:
+                if name.startswith(f"{NAME}.") and " " not in name:
+                    yield str(file), name
+
+
+def test_tests_look_into_few_files():
+    """A file of a room may be divided or renamed: tests take what the `__init__` has.
+
+    What they replace for a while (a constant, a function that fails) they find in its file.
+    """
+    inside = set()
+    for file, name in names_in_tests():
+        parts = name.split(".")
+        if any(part.startswith("_") for part in parts[2:]):
+            inside.add((file, ".".join(parts[:3])))
+    assert len(inside) <= 20, sorted(inside)
 
 
 def test_no_import_circle_within_a_room():

@@ -1,6 +1,7 @@
 """Hooks into `fit` and saving for which Keras has no callback."""
 
 import contextlib
+import inspect
 import os
 import pathlib
 import sys
@@ -85,7 +86,10 @@ def log_first(callback: keras.callbacks.Callback, add: AddToLogs) -> bool:
 
 
 def _caller(kind: type) -> Any:
-    """The object of a class whose method runs around this call; Keras hands out no other way."""
+    """The object of a class whose method runs around this call.
+
+    Read from the stack: Keras hands a callback its model, and not the list that it stands in.
+    """
     for frame, _ in traceback.walk_stack(sys._getframe(1)):
         caller = frame.f_locals.get("self")
         if isinstance(caller, kind):
@@ -148,11 +152,10 @@ def warn_user(message: str, category: type[Warning] = UserWarning) -> None:
     """Warns, at the line that is neither in this package nor in Keras; escapes names in it."""
     if not _warnings.are_shown:
         return
-    level = 2
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(
-        _PACKAGES
-    ):
+    # From Python 3.12 on, `skip_file_prefixes` of `warnings.warn` does this.
+    level = 1
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code.co_filename.startswith(_PACKAGES):
         level += 1
         frame = frame.f_back
     warnings.warn(printable_lines(message), category, stacklevel=level)
@@ -161,7 +164,8 @@ def warn_user(message: str, category: type[Warning] = UserWarning) -> None:
 def _models_in_fit() -> Iterator[keras.Model]:
     """The models whose `fit` runs around this call, the innermost one first.
 
-    Read from the stack: a `fit` that fails calls no callback, so a flag would be left behind.
+    Read from the stack: a `fit` that fails calls no callback, so a flag would be left behind, and a
+    layer that is called has no way to its model.
     """
     for frame, _ in traceback.walk_stack(sys._getframe(1)):
         if frame.f_code.co_name == "fit":

@@ -35,7 +35,8 @@ def orthogonality_error(
     """
     if layout is None:
         layout = KernelLayout.convolution()
-    canonical = layout.to_canonical(np.asarray(kernel, dtype=np.float64))
+    values = np.asarray(kernel, dtype=np.float64)
+    canonical = layout.to_canonical(values)
     *tap_counts, rows, columns = canonical.shape[2:]
     if taps == "all":
         rows *= math.prod(tap_counts)
@@ -50,28 +51,33 @@ def orthogonality_error(
 def _error_of_matrix(taps: np.ndarray, gain: float | None) -> float:
     """The error of one matrix for each tap, `(*taps, rows, columns)` with the more rows."""
     grams = _grams_by_shift(taps)
-    square = float(np.mean(np.diagonal(grams[0])))
-    if gain is not None:
+    if gain is None:
+        squares = np.diagonal(grams[0])
+        square = float(np.mean(squares))
+    else:
         square = gain**2
     if square == 0.0:
         return math.inf
-    grams[0] -= square * np.eye(grams.shape[-1])
-    return float(np.abs(grams).max()) / square
+    identity = np.eye(grams.shape[-1])
+    grams[0] -= square * identity
+    deviation = float(np.max(np.abs(grams)))
+    return deviation / square
 
 
 def _grams_by_shift(taps: np.ndarray) -> np.ndarray:
     """`sum_s K_s^T K_(s + shift)` for every shift with overlapping taps, shift 0 first."""
     *tap_counts, _, columns = taps.shape
+    zeros = np.zeros((columns, columns))
     no_shift = (0,) * len(tap_counts)
-    grams = {no_shift: np.zeros((columns, columns))}
-    live_places = [
-        place for place in np.ndindex(*tap_counts) if taps[place].any()
-    ]
-    for first, second in itertools.product(live_places, repeat=2):
-        shift = tuple(np.subtract(second, first).tolist())
-        product = taps[first].T @ taps[second]
-        if shift in grams:
-            grams[shift] = grams[shift] + product
-        else:
-            grams[shift] = product
+    grams = {no_shift: zeros}
+    live_places = []
+    for place in np.ndindex(*tap_counts):
+        if taps[place].any():
+            live_places.append(place)
+    for place, shifted_place in itertools.product(live_places, repeat=2):
+        difference = np.subtract(shifted_place, place)
+        shift = tuple(difference.tolist())
+        product = taps[place].T @ taps[shifted_place]
+        gram = grams.get(shift, zeros)
+        grams[shift] = gram + product
     return np.stack(list(grams.values()))

@@ -152,7 +152,7 @@ class SparsityReport(Answering):
 
     def to_dict(self) -> dict[str, Any]:
         """The figures of the kernels, whatever their storage, as JSON values."""
-        parts = {"weights": self.rows, "unregistered": self.unregistered}
+        rows_by_kind = {"weights": self.rows, "unregistered": self.unregistered}
         return {name: getattr(self, name) for name in _TOTALS} | {
             name: [
                 {
@@ -162,7 +162,7 @@ class SparsityReport(Answering):
                 }
                 for row in rows
             ]
-            for name, rows in parts.items()
+            for name, rows in rows_by_kind.items()
         }
 
     def to_csv(self, path: str | pathlib.Path) -> None:
@@ -190,14 +190,14 @@ class SparsityReport(Answering):
     def __str__(self) -> str:
         stream = io.StringIO()
         # Plain text in notebooks, too, and whatever FORCE_COLOR says.
-        plain = rich.console.Console(
+        console = rich.console.Console(
             file=stream,
             width=_TEXT_WIDTH,
             force_terminal=False,
             force_jupyter=False,
             color_system=None,
         )
-        plain.print(self)
+        console.print(self)
         return stream.getvalue().rstrip()
 
     __repr__ = __str__
@@ -259,14 +259,16 @@ def report(
     rows = [
         (weight, _row(weight, orthogonality, on_blocks)) for weight in weights
     ]
-    known = [row for w, row in rows if w.registered or w.storage is not None]
+    registered = [
+        row for w, row in rows if w.registered or w.storage is not None
+    ]
     stores = [
         weight.storage for weight in weights if weight.storage is not None
     ]
     support = [variable for storage in stores for variable in storage.support()]
     values = [weight.variable for weight in weights]
     return SparsityReport(
-        tuple(known),
+        tuple(registered),
         str(getattr(model, "name", "")),
         tuple(row for w, row in rows if not w.registered and w.storage is None),
         bytes=sum(
@@ -319,15 +321,15 @@ def _row(
     error = None
     if orthogonality and (orthogonality == "all" or _is_as_drawn(weight)):
         # A kernel without its initializer may be orthogonal in either way.
-        known = getattr(drawn_by, "taps", None) or "center"
-        ways = (
+        own_taps = getattr(drawn_by, "taps", None) or "center"
+        taps_to_try = (
             ("center", "all")
             if drawn_by is None and len(weight.shape) > 2
-            else (known,)
+            else (own_taps,)
         )
         error = min(
-            orthogonality_error(weight.value, weight.layout, taps=way)
-            for way in ways
+            orthogonality_error(weight.value, weight.layout, taps=taps)
+            for taps in taps_to_try
         )
     # The layer names its own weights.
     if len(weight.shape) < 2 and weight.layout is None:
@@ -354,12 +356,12 @@ def _row(
 
 
 def _drawn_by(weight: PrunableWeight) -> SparseInitializer | None:
-    own = (
+    initializer = (
         weight.initializer
         if weight.storage is None
         else weight.storage.drawn_by
     )
-    return own if isinstance(own, SparseInitializer) else None
+    return initializer if isinstance(initializer, SparseInitializer) else None
 
 
 def _is_as_drawn(weight: PrunableWeight) -> bool:
@@ -379,5 +381,5 @@ def _itemsize(variable: keras.Variable) -> int:
 
 
 def _sum(values: list[int | None]) -> int | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if len(known) == len(values) else None
+    numbers = [value for value in values if value is not None]
+    return sum(numbers) if len(numbers) == len(values) else None

@@ -1,26 +1,52 @@
 """Trained networks, layer by layer on calibration data: pruning, refits, statistics."""
 
 from keras_sparse_ortho.calibration._channels import Channels
-from keras_sparse_ortho.calibration._elimination import refitted_without
+from keras_sparse_ortho.calibration._elimination import (
+    eliminate,
+    refitted_without,
+)
 from keras_sparse_ortho.calibration._layerwise import (
     calibration_batches,
     measurable,
     prune_layers,
 )
+from keras_sparse_ortho.calibration._moments import Moments, stop_of
 from keras_sparse_ortho.calibration._output_errors import OutputErrors
 from keras_sparse_ortho.calibration._readers import ReaderMoments
 from keras_sparse_ortho.calibration._recipe import Recipe, other_density
 from keras_sparse_ortho.calibration._restore_statistics import (
     restore_statistics,
 )
-from keras_sparse_ortho.calibration._rows import canonical_shape
+from keras_sparse_ortho.calibration._rows import (
+    LastAxisRows,
+    MakeRows,
+    Rows,
+    RowsRule,
+    as_matrices,
+    canonical_shape,
+    kernel_rows,
+    last_axis_rows,
+    rows_by_name,
+)
 from keras_sparse_ortho.calibration._scores import LayerScore
 from keras_sparse_ortho.calibration._shares import (
     Sensitivity,
     densities_around,
     measured_errors,
 )
-from keras_sparse_ortho.calibration._width_search import Costs
+from keras_sparse_ortho.calibration._solve import (
+    Blocks,
+    Entries,
+    RefitProblem,
+    damped,
+    obs,
+)
+from keras_sparse_ortho.calibration._sweep import sweep
+from keras_sparse_ortho.calibration._width_search import (
+    Costs,
+    Ladder,
+    WidthSearch,
+)
 from keras_sparse_ortho.calibration._width_table import (
     WidthTable,
     checked_widths,
@@ -34,8 +60,10 @@ from keras_sparse_ortho.calibration._widths import (
 __all__ = [
     "Channels",
     "LayerScore",
+    "Rows",
     "Sensitivity",
     "WidthTable",
+    "kernel_rows",
     "restore_statistics",
     "widths",
 ]

@@ -50,13 +50,19 @@ class Reader:
         """
         hessian = _hessian(gram)
         kernel = np.asarray(kernel, np.float64)
-        products = kernel * (hessian @ kernel)
+        hessian_of_kernel = hessian @ kernel
+        products = kernel * hessian_of_kernel
         squares = float(np.sum(products))
         scale = 0.0
         if squares > 0.0:
             scale = 1.0 / squares
         inverse = np.linalg.inv(hessian)
-        return cls(kernel, inverse, rows, scale)
+        return cls(
+            kernel=kernel,
+            inverse=inverse,
+            rows=rows,
+            scale=scale,
+        )
 
     def losses(self) -> Array:
         """By how much the relative error rises with each channel, if this one goes next."""
@@ -79,7 +85,12 @@ class Reader:
         kernel = self.kernel[places]
         inverse = _block(self.inverse, places, places)
         renumbered = np.arange(places.size).reshape(rows.shape)
-        return Reader(kernel, inverse, renumbered, self.scale)
+        return Reader(
+            kernel=kernel,
+            inverse=inverse,
+            rows=renumbered,
+            scale=self.scale,
+        )
 
     def without(self, channels: Array) -> "Reader":
         """The reader refitted to the other channels."""
@@ -87,13 +98,19 @@ class Reader:
         stays = _all_but(gone, len(self.kernel))
         block = _block(self.inverse, gone, gone)
         between = _block(self.inverse, gone, stays)
-        update = np.linalg.solve(block, between).T
+        solved = np.linalg.solve(block, between)
+        update = solved.T
         kernel = self.kernel[stays] - update @ self.kernel[gone]
         square = _block(self.inverse, stays, stays)
         inverse = square - update @ between
         places = np.cumsum(stays) - 1
         rows = np.delete(self.rows, channels, axis=0)
-        return Reader(kernel, inverse, places[rows], self.scale)
+        return Reader(
+            kernel=kernel,
+            inverse=inverse,
+            rows=places[rows],
+            scale=self.scale,
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,15 +147,19 @@ def eliminate(
         widths: ints below the number of channels, at least 1.
     """
     readers = {}
-    for name in rows:
-        readers[name] = Reader.of(kernels[name], grams[name], rows[name])
-        count = len(rows[name])
+    for name, reader_rows in rows.items():
+        kernel = kernels[name]
+        gram = grams[name]
+        readers[name] = Reader.of(kernel, gram, reader_rows)
+        count = len(reader_rows)
     channels = np.arange(count)
     gone = np.zeros(0, int)
-    for width in sorted(widths, reverse=True):
+    descending_widths = sorted(widths, reverse=True)
+    for width in descending_widths:
         while len(channels) > width:
+            surplus = len(channels) - width
             step = max(len(channels) // _SHARE, 1)
-            step = min(step, len(channels) - width)
+            step = min(step, surplus)
             places = _next_places([*readers.values()], step)
             for name, reader in readers.items():
                 readers[name] = reader.without(places)
@@ -146,12 +167,18 @@ def eliminate(
             channels = np.delete(channels, places)
         refitted = {}
         for name, reader in readers.items():
-            removed_rows = rows[name][gone].ravel()
-            kernel = np.zeros(kernels[name].shape)
-            stays = _all_but(removed_rows, len(kernel))
-            kernel[stays] = reader.kernel
-            refitted[name] = kernel
+            gone_rows = rows[name][gone].ravel()
+            shape = kernels[name].shape
+            refitted[name] = _filled_up(reader.kernel, gone_rows, shape)
         yield Stage(width, gone, refitted)
+
+
+def _filled_up(kernel: Array, gone: Array, shape: tuple[int, ...]) -> Array:
+    """The kernel of a shape that has zeros in the rows `gone` and `kernel` in the others."""
+    full_kernel = np.zeros(shape)
+    stays = _all_but(gone, len(full_kernel))
+    full_kernel[stays] = kernel
+    return full_kernel
 
 
 def _next_places(readers: Sequence[Reader], count: int) -> Array:
@@ -160,17 +187,18 @@ def _next_places(readers: Sequence[Reader], count: int) -> Array:
     order = np.argsort(losses, kind="stable")
     if count == 1:
         return order[:1]
-    candidates = np.sort(order[: _CANDIDATES * count])
+    candidate_count = _CANDIDATES * count
+    candidates = np.sort(order[:candidate_count])
     restricted = [reader.restricted(candidates) for reader in readers]
     places = []
     for _ in range(count):
         losses = _total_losses(restricted)
         index = int(np.argmin(losses))
-        places.append(candidates[index])
+        place = candidates[index]
+        places.append(place)
         candidates = np.delete(candidates, index)
-        restricted = [
-            reader.without(np.array([index])) for reader in restricted
-        ]
+        channels = np.array([index])
+        restricted = [reader.without(channels) for reader in restricted]
     return np.array(places)
 
 
@@ -185,9 +213,8 @@ def refitted_without(kernel: Array, gram: Array, gone: Array) -> Array:
     stays = _all_but(gone, len(kernel))
     target = hessian[stays] @ kernel
     block = _block(hessian, stays, stays)
-    refitted = np.zeros(kernel.shape)
-    refitted[stays] = np.linalg.solve(block, target)
-    return refitted
+    refitted_rows = np.linalg.solve(block, target)
+    return _filled_up(refitted_rows, gone, kernel.shape)
 
 
 def _block(matrix: Array, rows: Array, columns: Array) -> Array:

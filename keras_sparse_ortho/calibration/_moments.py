@@ -14,7 +14,6 @@ from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho.calibration._rows import (
     Rows,
     canonical_shape,
-    is_cell,
     rows_of,
 )
 from keras_sparse_ortho.errors import NotPrunableError
@@ -228,17 +227,17 @@ def stop_of(
         samples: int. How many samples there will be; 0 to take all positions of convolutions.
     """
     owner = weight.owner
-    rows = rows_of(owner, weight.path.rpartition("/")[2])
+    rows = rows_of(weight)
     if rows is None:
         return None
-    if isinstance(owner, L.Embedding):
+    if rows.reads == "tokens":
         return _TokenStop(
             weight,
             owner,
             rows,
             solve,
         )
-    if not is_cell(owner):
+    if rows.reads == "inputs":
         return GramStop(
             weight,
             owner,

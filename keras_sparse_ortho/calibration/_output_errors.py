@@ -1,5 +1,6 @@
 """The relative squared error of a model's outputs on rows, of logits where it has them."""
 
+import functools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -10,22 +11,14 @@ from keras_sparse_ortho._keras_internals import (
     VariableOverrides,
     from_zero_states,
 )
+from keras_sparse_ortho._types import Nested, Tensor
 from keras_sparse_ortho._values import to_numpy, without_gradients
-from keras_sparse_ortho.calibration._moments import HOLD_OUT
+from keras_sparse_ortho.calibration._held_out import held_out_batches
+from keras_sparse_ortho.calibration._moments import samples_in
 from keras_sparse_ortho.models import OutputKind
 
 _UNDERFLOW = 1e-30  # a probability whose logarithm float32 still knows
 _ROUNDED = 1e-6  # at this distance from 1 float32 rounds probabilities
-
-
-def held_out_rows(batch: Any) -> Any:
-    """One row of a batch in four, the ones that moments are held out of; the last if it has few."""
-
-    def rows(array: Any) -> Any:
-        start = min(HOLD_OUT, array.shape[0]) - 1
-        return array[start::HOLD_OUT]
-
-    return keras.tree.map_structure(rows, batch)
 
 
 class OutputErrors:
@@ -43,13 +36,30 @@ class OutputErrors:
     def __init__(
         self,
         model: keras.Model,
-        batches: Iterable[Any],
+        batches: Iterable[Nested],
         kinds: Sequence[OutputKind],
     ) -> None:
         self._model = model
-        self._batches = [held_out_rows(batch) for batch in batches]
+        self._batches = held_out_batches(batches)
         self._kinds = kinds
         self._references = self._outputs()
+
+    @property
+    def rows(self) -> int:
+        """The number of rows."""
+        return samples_in(self._batches)
+
+    def keep_rows(self, count: int) -> None:
+        """Compares the first rows alone from now on."""
+        batches = []
+        missing = count
+        for batch in self._batches:
+            first_rows = functools.partial(_first_rows, missing)
+            if missing > 0:
+                batches.append(keras.tree.map_structure(first_rows, batch))
+            missing -= samples_in([batch])
+        self._batches = batches
+        self._references = [output[:count] for output in self._references]
 
     def error(self, values: Iterable[tuple[keras.Variable, Any]] = ()) -> float:
         """The error with other values of some variables; the model keeps its own.
@@ -78,6 +88,10 @@ class OutputErrors:
                     values = to_numpy(output).astype(np.float64)
                     answer.append(_logits(values, kind))
         return [np.concatenate(answer) for answer in answers]
+
+
+def _first_rows(count: int, tensor: Tensor) -> Tensor:
+    return tensor[:count]
 
 
 def _logits(outputs: np.ndarray, kind: OutputKind) -> np.ndarray:

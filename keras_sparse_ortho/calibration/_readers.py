@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -28,17 +28,17 @@ Pair = tuple[keras.Variable, Any]
 
 @dataclasses.dataclass(frozen=True)
 class ReaderMoments:
-    """The kernels that read the channels of a model, with the moments of their inputs.
+    """The kernels that read the channels of a model, with the moments `X^T X` of their inputs `X`.
 
     Attributes:
         weights: The kernels, by path.
-        used: Moments of three rows of data in four, by path.
-        held_out: Moments of the other rows.
+        used_grams: array `(k, k)` of three rows of data in four, by path.
+        grams: array `(k, k)` of all rows of data, by path.
     """
 
     weights: Mapping[str, PrunableWeight]
-    used: Mapping[str, Moments]
-    held_out: Mapping[str, Moments]
+    used_grams: Mapping[str, Array]
+    grams: Mapping[str, Array]
 
     @classmethod
     def measured(
@@ -57,20 +57,14 @@ class ReaderMoments:
             verbose: As for `fit`.
         """
         paths = {path for group in groups for path in group.rows}
-        weights = {
-            weight.path: weight
-            for weight in prunable_weights(model)
-            if weight.path in paths
-        }
-        used: dict[str, Moments] = {}
-        held_out: dict[str, Moments] = {}
+        weights = _weights_of(model, paths)
+        used_grams: dict[str, Array] = {}
+        grams: dict[str, Array] = {}
 
-        def take(
-            path: str, used_moments: Moments, held_out_moments: Moments
-        ) -> None:
-            if np.ndim(used_moments.gram) == 3 and len(used_moments.gram) == 1:
-                used[path] = used_moments
-                held_out[path] = held_out_moments
+        def take(path: str, used: Moments, held_out: Moments) -> None:
+            if np.ndim(used.gram) == 3 and len(used.gram) == 1:
+                used_grams[path] = np.asarray(used.gram[0])
+                grams[path] = np.asarray((used + held_out).gram[0])
 
         stops = []
         for path, weight in weights.items():
@@ -78,7 +72,30 @@ class ReaderMoments:
             if stop is not None:
                 stops.append(stop)
         sweep(model, batches, stops, verbose)
-        return cls({path: weights[path] for path in used}, used, held_out)
+        return cls({path: weights[path] for path in grams}, used_grams, grams)
+
+    @classmethod
+    def of_grams(
+        cls, model: keras.Model, grams: Mapping[str, Array]
+    ) -> "ReaderMoments":
+        """The readers of a model whose moments are known: enough to refit them.
+
+        Args:
+            model: Model, plain.
+            grams: array `(k, k)` of all rows of data, by path.
+        """
+        return cls(_weights_of(model, grams), {}, grams)
+
+    def __add__(self, other: "ReaderMoments") -> "ReaderMoments":
+        """The moments of the rows of both."""
+        used_grams = {
+            path: gram + other.used_grams[path]
+            for path, gram in self.used_grams.items()
+        }
+        grams = {
+            path: gram + other.grams[path] for path, gram in self.grams.items()
+        }
+        return ReaderMoments(self.weights, used_grams, grams)
 
     def measurable(self, groups: Iterable[ChannelGroup]) -> list[ChannelGroup]:
         """The groups of which all readers were measured; warns of the others."""
@@ -128,14 +145,6 @@ class ReaderMoments:
         side_by_side = np.moveaxis(matrices, 0, 1)
         return side_by_side.reshape(matrices.shape[1], -1).astype(np.float64)
 
-    def gram(self, path: str) -> Array:
-        """`X^T X` of all rows of data, `(k, k)`."""
-        return np.asarray((self.used[path] + self.held_out[path]).gram[0])
-
-    def used_gram(self, path: str) -> Array:
-        """`X^T X` of the rows that are not held out."""
-        return np.asarray(self.used[path].gram[0])
-
     def pair(self, path: str, kernel: Array) -> Pair:
         """A kernel `(k, outputs)` as the value of its variable, for `VariableOverrides`."""
         weight = self.weights[path]
@@ -143,3 +152,14 @@ class ReaderMoments:
         matrices = np.moveaxis(kernel.reshape(len(kernel), -1, outputs), 1, 0)
         value = from_matrices(matrices, weight.shape, weight.layout)
         return weight.variable, placed(value, weight.variable)
+
+
+def _weights_of(
+    model: keras.Model, paths: Collection[str]
+) -> dict[str, PrunableWeight]:
+    """The kernels of some paths."""
+    return {
+        weight.path: weight
+        for weight in prunable_weights(model)
+        if weight.path in paths
+    }

@@ -1,5 +1,6 @@
 """`restore_statistics`: sets means and variances of batch normalization for pruned kernels."""
 
+import contextlib
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
@@ -17,7 +18,7 @@ from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.kernels import walk
 from keras_sparse_ortho.models import check_built, origin_of
 
-_HELD = 4  # one row in so many decides whether the new statistics are better
+_ROWS_A_HELD_ROW = 4  # one in so many decides whether new statistics are better
 _FEWEST = 16  # rows; of fewer none is held out
 _ROUNDING = 1e-5  # by which two calls of one layer may differ, of the size of its inputs
 
@@ -109,23 +110,22 @@ def restore_statistics(
     stops = [_RestoringStop(free[path], path) for path in [*fresh, *pairs]]
     variables = [variable for stop in stops for variable in stop.variables]
     before = [to_numpy(variable.value) for variable in variables]
-    used, held = (batches, batches) if not pairs else _split(model, batches)
-    try:
+    used_batches, held_batches = (
+        (batches, batches) if not pairs else _split(model, batches)
+    )
+    with contextlib.ExitStack() as undo:
+        undo.callback(_put_back, variables, before)
         if pairs:
-            targets = _outputs(made_from, held)
-            distance = _distance(_outputs(model, held), targets)
-            _measure_references(made_from, pairs, used, stops, verbose)
-        missed = sweep(model, used, stops, verbose)
-        paths = [
-            stop.path for stop in stops if stop not in missed and stop.is_set
-        ]
-        if pairs and not _distance(_outputs(model, held), targets) <= distance:
-            _put_back(variables, before)
-            paths = []
-    except BaseException:
-        _put_back(variables, before)
-        raise
-    return paths
+            targets = _outputs(made_from, held_batches)
+            distance = _distance(_outputs(model, held_batches), targets)
+            _measure_references(made_from, pairs, used_batches, stops, verbose)
+        missed = sweep(model, used_batches, stops, verbose)
+        if pairs:
+            new_distance = _distance(_outputs(model, held_batches), targets)
+            if not new_distance <= distance:
+                return []
+        undo.pop_all()
+    return [stop.path for stop in stops if stop not in missed and stop.is_set]
 
 
 def _put_back(
@@ -168,12 +168,12 @@ def _references(
     if made_from is None:
         return None, {}
     check_built(made_from)
-    others = _normalizations(made_from)
+    reference_layers = _normalizations(made_from)
     pairs = {
-        path: others[path]
+        path: reference_layers[path]
         for path, layer in layers.items()
-        if path in others
-        and others[path].moving_mean.shape == layer.moving_mean.shape
+        if path in reference_layers
+        and reference_layers[path].moving_mean.shape == layer.moving_mean.shape
     }
     alone = [path for path in layers if path not in pairs]
     if alone and reference is not None:
@@ -208,18 +208,18 @@ def _split(
         return list(batches), list(batches)
     # At random: rows may come in a cycle of classes.
     order = np.random.default_rng(0).permutation(count)
-    used: list[Any] = []
-    held: list[Any] = []
-    first = 0
+    used_batches: list[Any] = []
+    held_batches: list[Any] = []
+    position = 0
     for batch in batches:
-        positions = order[first : first + samples_in([batch])]
-        first += len(positions)
-        is_held = positions % _HELD == 0
+        positions = order[position : position + samples_in([batch])]
+        position += len(positions)
+        is_held = positions % _ROWS_A_HELD_ROW == 0
         if not is_held.all():
-            used.append(_rows_of(batch, ~is_held))
+            used_batches.append(_rows_of(batch, ~is_held))
         if is_held.any():
-            held.append(_rows_of(batch, is_held))
-    return used, held
+            held_batches.append(_rows_of(batch, is_held))
+    return used_batches, held_batches
 
 
 def _rows_of(

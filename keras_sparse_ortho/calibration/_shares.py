@@ -16,8 +16,8 @@ from keras_sparse_ortho._keras_internals import (
 )
 from keras_sparse_ortho._values import placed, to_numpy, without_gradients
 from keras_sparse_ortho.budgets import Budget, allocate
+from keras_sparse_ortho.calibration._held_out import held_out_batches
 from keras_sparse_ortho.calibration._moments import (
-    HOLD_OUT,
     Moments,
     samples_in,
     stop_of,
@@ -31,7 +31,7 @@ from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.orthogonal import depthwise_outputs, live_count
 
 _POINTS = 8  # measured densities of a kernel
-_LEAST = 0.2  # the least of them, relative to that of the model
+_LEAST_SHARE = 0.2  # the least of them, relative to that of the model
 _LEVELS = {"int8": 127, "int4": 7}
 _COARSE = "int4"
 
@@ -122,20 +122,24 @@ class Sensitivity(Answering):
         for weight in weights:
             shares, errors = self._curve(weight.path)
             exact = [max(live_count(share, weight.size), 1) for share in shares]
-            points, first = np.unique(np.array(exact, float), return_index=True)
+            points, first_places = np.unique(
+                np.array(exact, float), return_index=True
+            )
             counts[weight.path] = points[0]
             widths = np.diff(points)
-            slopes = self.gains[weight.path] * np.diff(errors[first]) / widths
+            slopes = (
+                self.gains[weight.path] * np.diff(errors[first_places]) / widths
+            )
             # The slopes of a lower convex hull are the nearest rising ones.
             rising = isotonic_regression(slopes, weights=widths).x
             for slope, width in zip(rising, widths, strict=True):
                 pieces.append((slope, weight.path, width))
         size = sum(weight.size for weight in weights)
-        rest = density * size - sum(counts.values())
+        entries_to_share = density * size - sum(counts.values())
         for _, path, width in sorted(pieces):  # the steepest first
-            entries = min(width, max(rest, 0.0))
+            entries = min(width, max(entries_to_share, 0.0))
             counts[path] += entries
-            rest -= entries
+            entries_to_share -= entries
         relative = [counts[weight.path] / weight.size for weight in weights]
         return allocate(
             weights,
@@ -163,8 +167,8 @@ class Sensitivity(Answering):
 
 def densities_around(density: float) -> list[float]:
     """The densities to measure for a budget of this density."""
-    least = _LEAST * density
-    return [least ** (k / _POINTS) for k in range(1, _POINTS + 1)]
+    lowest = _LEAST_SHARE * density
+    return [lowest ** (k / _POINTS) for k in range(1, _POINTS + 1)]
 
 
 def measured_errors(
@@ -271,11 +275,7 @@ def _lost_in_model(
     verbose: int,
 ) -> dict[str, float]:
     """The relative squared error of the model with each kernel alone in int4, on held-out rows."""
-
-    def held_out(x: Any) -> Any:
-        return x[min(HOLD_OUT, x.shape[0]) - 1 :: HOLD_OUT]
-
-    rows = [keras.tree.map_structure(held_out, batch) for batch in batches]
+    rows = held_out_batches(batches)
     with from_zero_states(model), without_gradients():
         outputs = [
             keras.tree.flatten(model(batch, training=False)) for batch in rows
@@ -285,7 +285,7 @@ def _lost_in_model(
         for tensors in outputs
         for tensor in tensors
     ]
-    whole = sum(float(np.sum(array**2)) for array in arrays)
+    total = sum(float(np.sum(array**2)) for array in arrays)
     by_path = {weight.path: weight for weight in weights}
     lost: dict[str, float] = {}
 
@@ -305,9 +305,9 @@ def _lost_in_model(
         changed: list[np.ndarray],
     ) -> None:
         squares = 0.0
-        for array, other in zip(arrays, changed, strict=True):
-            squares += float(np.sum((other - array) ** 2))
-        lost[stop.path] = squares / whole if whole > 0 else 0.0
+        for array, changed_array in zip(arrays, changed, strict=True):
+            squares += float(np.sum((changed_array - array) ** 2))
+        lost[stop.path] = squares / total if total > 0 else 0.0
 
     change_each(
         model,

@@ -76,12 +76,12 @@ def obs(
                 pattern,
             ),
         )
-    problem = _Problem(kernel, moments, pattern)
+    problem = RefitProblem(kernel, moments, pattern)
     iterations = ITERATIONS if kernel.shape[1] > 256 else _MORE
     # Their mask cannot follow few rows, its values can.
     if isinstance(pattern, Blocks):
         start = problem.pruned(count, 0.0, iterations)
-        extra = _extra(
+        extra = chosen_damping(
             kernel,
             start.mask,
             used,
@@ -90,7 +90,7 @@ def obs(
         )
     else:
         first_mask = pattern.largest(problem.full**2, count)
-        extra = _extra(
+        extra = chosen_damping(
             kernel,
             first_mask,
             used,
@@ -117,8 +117,8 @@ def refit(
     if used.gram.ndim == 2:
         return kernel
     pattern = Entries()
-    problem = _Problem(kernel, used + held, pattern)
-    extra = _extra(
+    problem = RefitProblem(kernel, used + held, pattern)
+    extra = chosen_damping(
         kernel,
         mask,
         used,
@@ -163,10 +163,10 @@ def errors_of(
             )
             yield relative_error(kernel * mask, kernel, judge)
         return
-    problem = _Problem(kernel, used, pattern)
+    problem = RefitProblem(kernel, used, pattern)
     middle_count = sorted(counts)[len(counts) // 2]
     middle_mask = pattern.largest(problem.full**2, middle_count)
-    extra = _extra(
+    extra = chosen_damping(
         kernel,
         middle_mask,
         used,
@@ -214,7 +214,7 @@ def damped(gram: Array) -> Array:
     return gram + shift[:, None, None] * np.eye(gram.shape[-1])
 
 
-class _Problem:
+class RefitProblem:
     """`min tr (V - T)^T H (V - T)` in coordinates that make the inputs of each line white.
 
     With `U^T U = H` for each line, the kernel is `U V` and the Hessian `U^-T H U^-1`: dropping
@@ -402,7 +402,7 @@ def _of_tokens(
     return mask((used + held).gram, extra)
 
 
-def _extra(
+def chosen_damping(
     kernel: Array,
     mask: Array,
     used: Moments,
@@ -415,7 +415,7 @@ def _extra(
     step = -(-kernel.shape[-1] // _OUTPUTS)
     kernel = np.asarray(kernel[..., ::step], np.float64)
     mask = mask[..., ::step]
-    problem = _Problem(kernel, used, pattern)
+    problem = RefitProblem(kernel, used, pattern)
     target: Array | float = 0.0
     if np.ndim(held.across):
         target = 2 * AIM * (held.across @ kernel)

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -27,16 +27,22 @@ def ladder_of(group: ChannelGroup, multiple_of: int) -> list[int]:
     """
     step = math.lcm(group.unit, multiple_of)
     if group.width < 2 * multiple_of:
-        units = max(group.steps // _NARROW_STEPS, 1)
+        units = group.steps // _NARROW_STEPS
+        units = max(units, 1)
         step = group.unit * units
-    widths: Sequence[int]
-    narrowest = step * math.ceil(_LEAST_SHARE * group.width / step)
-    widths = range(narrowest, group.width, step)
+    least_width = _LEAST_SHARE * group.width
+    least_steps = math.ceil(least_width / step)
+    narrowest = step * least_steps
+    widths = set(range(narrowest, group.width, step))
     if len(widths) > _RUNGS:
-        factors = np.geomspace(narrowest, group.width, _RUNGS) / step
-        rungs = sorted({step * round(factor) for factor in factors})
-        widths = [width for width in rungs if narrowest <= width < group.width]
-    return sorted([group.width, *widths], reverse=True)
+        widths.clear()
+        for width in np.geomspace(narrowest, group.width, _RUNGS):
+            steps = round(width / step)
+            rung = step * steps
+            if narrowest <= rung < group.width:
+                widths.add(rung)
+    widths.add(group.width)
+    return sorted(widths, reverse=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,23 +63,32 @@ class WidthCurve:
             return 0.0
         if width in self.errors:
             return self.errors[int(width)]
-        widths = sorted(self.errors)
-        widest = widths[-1]
-        if width > widest or len(widths) == 1:
+        widest = max(self.errors)
+        if width > widest or len(self.errors) == 1:
             # The error is 0 at the full width, which has no logarithm.
-            share = (self.full_width - width) / (self.full_width - widest)
+            missing = self.full_width - width
+            share = missing / (self.full_width - widest)
             return self.errors[widest] * share
-        errors = [self.errors[measured] for measured in widths]
-        logarithms = np.log(np.maximum(errors, _LEAST_ERROR))
-        places = np.log(widths)
-        place = np.log(width)
-        if place < places[0]:
-            slope = (logarithms[1] - logarithms[0]) / (places[1] - places[0])
-            slope = max(slope, _STEEPEST)
-            logarithm = logarithms[0] + slope * (place - places[0])
-        else:
-            logarithm = np.interp(place, places, logarithms)
+        logarithm = self._logarithm_at(width)
         error = float(np.exp(logarithm))
         if error < 2.0 * _LEAST_ERROR:  # dead channels cost nothing
             return 0.0
         return error
+
+    def _logarithm_at(self, width: float) -> float:
+        """The logarithm of the error, linear in that of the width."""
+        widths = sorted(self.errors)
+        errors = []
+        for measured in widths:
+            error = self.errors[measured]
+            errors.append(max(error, _LEAST_ERROR))
+        logarithms = np.log(errors)
+        places = np.log(widths)
+        place = np.log(width)
+        if place >= places[0]:
+            return float(np.interp(place, places, logarithms))
+        rise = logarithms[1] - logarithms[0]
+        run = places[1] - places[0]
+        slope = max(rise / run, _STEEPEST)
+        distance = place - places[0]
+        return float(logarithms[0] + slope * distance)

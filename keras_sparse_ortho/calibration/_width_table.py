@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+import keras
 import numpy as np
 
 from keras_sparse_ortho._checks import (
@@ -13,6 +14,8 @@ from keras_sparse_ortho._checks import (
     is_integer,
 )
 from keras_sparse_ortho._foreign_names import Answering
+from keras_sparse_ortho._values import to_numpy
+from keras_sparse_ortho._workers import digest_of
 from keras_sparse_ortho.calibration._width_costs import COSTS, WidthCosts
 from keras_sparse_ortho.calibration._width_ladder import WidthCurve, ladder_of
 from keras_sparse_ortho.calibration._width_search import (
@@ -32,8 +35,9 @@ _NAME_LENGTH = 32
 class WidthTable(Answering):
     """Table of the errors of a trained model by the widths of its groups of channels.
 
-    It prints as a table, predicts the error of a choice of widths, and finds the widths of least
-    predicted error within a cost. `kso.narrow` makes the narrower model from it.
+    It prints as a table, with the channels that stay and the reason, predicts the error of a choice
+    of widths, and finds the widths of least predicted error within a cost. `kso.narrow` makes the
+    narrower model from it.
 
     Args:
         errors: dict from the name of a group to the relative squared errors of the model's outputs
@@ -41,12 +45,21 @@ class WidthTable(Answering):
         groups: ChannelGroups. The groups of the model, of which `errors` has some or all.
         order: dict from the name of a group to an int array: its steps, the first to go first.
         costs: The sizes of the model's weights by the widths of groups.
+        grams: dict from the path of a kernel that reads channels to `X^T X` of its inputs `X` on
+            all rows of data, `(k, k)`. `narrow` refits kernels with these.
+        digest: str. That of the model's weights.
     """
 
     errors: dict[str, dict[int, float]]
     groups: ChannelGroups
     order: dict[str, np.ndarray]
     costs: WidthCosts
+    grams: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    digest: str = ""
+
+    def is_of(self, model: keras.Model) -> bool:
+        """Whether the table was measured on a plain model with these weights."""
+        return self.digest == digest_of_weights(model)
 
     def __str__(self) -> str:
         header = (
@@ -65,7 +78,17 @@ class WidthTable(Answering):
                 error = self._error(name, share * full_width)
                 line += f"{error:>9.2g}"
             lines.append(line)
+        lines += self._lines_of_stays()
         return "\n".join(lines)
+
+    def _lines_of_stays(self) -> list[str]:
+        """The groups that were not measured, and the channels that stay for other reasons."""
+        lines = []
+        for group in self.groups:
+            if group.name not in self.errors:
+                text = f"{group.width} stay in {group.name}: not measured"
+                lines.append(text)
+        return lines + self.groups.lines_of_stays(of_layers=True)
 
     __repr__ = __str__
 
@@ -263,6 +286,12 @@ class WidthTable(Answering):
             if measured < full_width:
                 narrower[measured] = error
         return WidthCurve(full_width, narrower).at(width)
+
+
+def digest_of_weights(model: keras.Model) -> str:
+    """A digest of all weights of a model."""
+    arrays = [to_numpy(weight.value, copy=False) for weight in model.weights]
+    return digest_of(*arrays)
 
 
 def checked_widths(

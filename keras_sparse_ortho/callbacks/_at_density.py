@@ -109,9 +109,11 @@ def finish(model: keras.Model, density: float | None = None) -> Any:
         >>> kso.prunable_weights(finish(model))  # as at the end of a run
         [<dense/kernel shape=(64, 32), density=0.125>]
     """
-    made = [weight.parametrization for weight in prunable_weights(model)]
-    masks = [p for p in made if isinstance(p, ScheduledMask)]
-    thresholds = [p for p in made if isinstance(p, LearntThreshold)]
+    parametrizations = [
+        weight.parametrization for weight in prunable_weights(model)
+    ]
+    masks = [p for p in parametrizations if isinstance(p, ScheduledMask)]
+    thresholds = [p for p in parametrizations if isinstance(p, LearntThreshold)]
     if not masks and not thresholds:
         raise NotPrunableError(
             "finish() is for learnt thresholds and masks on a schedule, see "
@@ -122,12 +124,12 @@ def finish(model: keras.Model, density: float | None = None) -> Any:
             "Masks on a schedule have the density with which it ends: make the model again with "
             f"another, or call `kso.prune(strip(model), density)`. Received: {density=}"
         )
-    asked = (
+    targets_of_all = (
         [density]
         if density is not None
         else [t.target_density for t in thresholds]
     )
-    targets = {target for target in asked if target is not None}
+    targets = {target for target in targets_of_all if target is not None}
     if thresholds and len(targets) != 1:
         raise NotPrunableError(
             "finish() needs a `density` for thresholds that TargetDensity has not steered to one. "
@@ -146,10 +148,10 @@ def finish(model: keras.Model, density: float | None = None) -> Any:
         steering = ThresholdSteering(target)
         steering.take(thresholds)
         # All of them if another run has frozen them at another density.
-        for threshold, kept in steering.cut(
+        for threshold, live_mask in steering.cut(
             steering.thresholds or thresholds, target, freeze=True
         ):
-            zero_slots(optimizer, threshold.steered, np.logical_not(kept))
+            zero_slots(optimizer, threshold.steered, np.logical_not(live_mask))
         for threshold in thresholds:
             threshold.aim(target, freeze=True)
     watch_saving(model, False)

@@ -89,14 +89,16 @@ class BackupAndRestore(keras.callbacks.Callback):
         if not record.exists():
             return []
         try:
-            known = json.loads(record.read_text(encoding="utf-8"))
+            latest = json.loads(record.read_text(encoding="utf-8"))
         except (ValueError, RecursionError) as error:  # no JSON, or not UTF-8
             raise self._damaged(
                 f"{type(error).__name__} in {str(record)!r}"
             ) from error
-        before = known.pop("before", None) if isinstance(known, dict) else None
-        records = [known] if before is None else [known, before]
-        if wrong := [one for one in records if not _is_record(one)]:
+        before = (
+            latest.pop("before", None) if isinstance(latest, dict) else None
+        )
+        records = [latest] if before is None else [latest, before]
+        if wrong := [entry for entry in records if not _is_record(entry)]:
             raise self._damaged(f"{str(record)!r} with {shown(wrong[0])}")
         return records
 
@@ -110,34 +112,34 @@ class BackupAndRestore(keras.callbacks.Callback):
     def _restore(self, records: list[dict[str, Any]], epoch: int) -> None:
         """Gives model, optimizer and generators the state at the end of an epoch."""
         model, states = self.model, _seed_states(self.model)
-        known = next(
+        match = next(
             (record for record in records if record["epoch"] == epoch), None
         )
-        if known is None:
+        if match is None:
             raise ValueError(
                 f"All processes must have a backup of one epoch, and another process has only "
                 f"{epoch}. Received: {str(self._folder)!r} with {[r['epoch'] for r in records]}"
             )
-        if len(states) != len(known["seeds"]):
+        if len(states) != len(match["seeds"]):
             raise self._damaged(
-                f"{len(known['seeds'])} seed generators, for {len(states)}"
+                f"{len(match['seeds'])} seed generators, for {len(states)}"
             )
         if model.optimizer is not None and not model.optimizer.built:
             model.optimizer.build(model.trainable_variables)
         try:
             model.load_weights(self._folder / _WEIGHTS.format(epoch))
-            for state, value in zip(states, known["seeds"], strict=True):
+            for state, value in zip(states, match["seeds"], strict=True):
                 assign(
                     state,
                     np.array(value, dtype=state.dtype).reshape(state.shape),
                 )
-            set_global_generators(known["generators"])
+            set_global_generators(match["generators"])
         except Exception as error:  # of HDF5, of the backends: any kind
             raise self._damaged(
                 f"epoch {epoch}, {type(error).__name__}: {error}"
             ) from error
         initial_epoch_is(model, epoch)
-        self._saved = known
+        self._saved = match
 
     def on_epoch_end(self, epoch: int, logs: Config | None = None) -> None:
         """Saves weights and generators, and removes older backups."""
@@ -153,14 +155,16 @@ class BackupAndRestore(keras.callbacks.Callback):
             "seeds": seeds,
             "generators": global_generators(),
         }
-        kept, record = {weights}, saved
+        needed_files, record = {weights}, saved
         # No process is more than one epoch ahead, as every step waits for all of them.
         if self._workers.count > 1 and self._saved is not None:
-            kept.add(self._folder / _WEIGHTS.format(self._saved["epoch"]))
+            needed_files.add(
+                self._folder / _WEIGHTS.format(self._saved["epoch"])
+            )
             record = {**saved, "before": self._saved}
         with atomic_write(self._folder / _RECORD) as stream:
             json.dump(record, stream)
-        self._delete_weights(but=kept)
+        self._delete_weights(but=needed_files)
         self._saved = saved
 
     def on_train_end(self, logs: Config | None = None) -> None:

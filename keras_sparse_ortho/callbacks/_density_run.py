@@ -61,14 +61,19 @@ def _density_and_threshold(model: Any) -> dict[str, float]:
     entries = {
         "density": sum(w.live for w in weights) / sum(w.size for w in weights)
     }
-    made = [
+    parametrizations = [
         w.parametrization
         for w in weights
         if isinstance(w.parametrization, Parametrization)
     ]
-    found = [own.threshold_value() for own in made]
+    thresholds = [
+        parametrization.threshold_value()
+        for parametrization in parametrizations
+    ]
     means = [
-        float(threshold.mean()) for threshold in found if threshold is not None
+        float(threshold.mean())
+        for threshold in thresholds
+        if threshold is not None
     ]
     return (
         {**entries, "threshold": sum(means) / len(means)} if means else entries
@@ -114,10 +119,14 @@ class DensityRun(StepCallback):
         return self.is_due(step, executed)
 
     def prepare(self) -> None:
-        found = [
+        parametrizations = [
             weight.parametrization for weight in prunable_weights(self._watched)
         ]
-        self._own = [own for own in found if isinstance(own, self._kind)]
+        self._own = [
+            parametrization
+            for parametrization in parametrizations
+            if isinstance(parametrization, self._kind)
+        ]
         if not self._own:
             raise NotPrunableError(
                 f"{type(self).__name__} needs weights with {self._names}: see keras_sparse_ortho."
@@ -135,9 +144,9 @@ class DensityRun(StepCallback):
         super().on_train_end(logs)
         self._last_step = self._loop_step or 0
         if not self.in_loop:
-            seen, accumulated = applied_batches(self._watched.optimizer)
+            batches_seen, accumulated = applied_batches(self._watched.optimizer)
             step, executed = (
-                seen // accumulated,
+                batches_seen // accumulated,
                 self._watched.steps_per_execution,
             )
             self._last_step = step

@@ -107,8 +107,8 @@ class RigL(DynamicSparseTraining):
             *map(id, self._made_for)
         ]:
             return
-        own: list[Any] = [weight.storage for weight in self._weights]
-        self._kernels = [storage.dense_gradient() for storage in own]
+        storages: list[Any] = [weight.storage for weight in self._weights]
+        self._kernels = [storage.dense_gradient() for storage in storages]
         self._loss = StatelessLoss(
             self._watched,
             [
@@ -142,15 +142,15 @@ class RigL(DynamicSparseTraining):
             ]
             return [to_numpy(g) for g in self._loss.gradients(values, *shared)]
 
-        found = iter(
+        all_gradients = iter(
             self.workers.mean(self.workers.together(gradients), samples(batch))
         )
-        own: list[Any] = [weight.storage for weight in weights]
+        storages: list[Any] = [weight.storage for weight in weights]
         return [
             storage.place_sums(
-                kernel.collect(*(next(found) for _ in kernel.variables))
+                kernel.collect(*(next(all_gradients) for _ in kernel.variables))
             )
-            for storage, kernel in zip(own, self._kernels, strict=True)
+            for storage, kernel in zip(storages, self._kernels, strict=True)
         ]
 
 
@@ -224,8 +224,8 @@ def _called(function: Callable[..., Any], order: str, *arguments: Any) -> Any:
         return function(*arguments)
     except Exception as error:
         kinds = [
-            f"{keras.backend.standardize_dtype(one.dtype)} {tuple(one.shape)}"
-            for one in arguments
+            f"{keras.backend.standardize_dtype(array.dtype)} {tuple(array.shape)}"
+            for array in arguments
         ]
         raise ValueError(
             f"RigL calls its `loss` as loss{order}, and it raised an error: give it labels as it "

@@ -135,8 +135,8 @@ class StepCallback(Logging):
         def write() -> None:
             lists = kept()
             sizes = [
-                [len(part) for part in parts]
-                for parts in (lists, state[: len(lists)])
+                [len(array) for array in arrays]
+                for arrays in (lists, state[: len(lists)])
             ]
             if sizes[0] != sizes[1]:
                 raise ValueError(
@@ -241,14 +241,14 @@ class StepCallback(Logging):
     def on_train_batch_begin(
         self, batch: int, logs: Config | None = None
     ) -> None:
-        seen = self._epoch_start + batch
+        batches_seen = self._epoch_start + batch
         if self._must_read:
             self.sync()
-            seen, _ = applied_batches(self._watched.optimizer)
+            batches_seen, _ = applied_batches(self._watched.optimizer)
         executed = self._watched.steps_per_execution
         step, before = (
-            seen // self._accumulated,
-            (seen - executed) // self._accumulated,
+            batches_seen // self._accumulated,
+            (batches_seen - executed) // self._accumulated,
         )
         if step > before and self.is_due(step, step - before):
             self.on_step(step, step - before)
@@ -285,10 +285,16 @@ class StepCallback(Logging):
             return
         epochs, batches = self.length()
         self._one_epoch = epochs == epoch + 1
-        seen, accumulated = applied_batches(self._watched.optimizer)
+        batches_seen, accumulated = applied_batches(self._watched.optimizer)
         # Whole epochs: after a checkpoint of single batches Keras begins the epoch again.
-        before = (seen // batches - epoch) * batches if batches else seen
-        self._begin(seen // accumulated, before // accumulated, accumulated)
+        before = (
+            (batches_seen // batches - epoch) * batches
+            if batches
+            else batches_seen
+        )
+        self._begin(
+            batches_seen // accumulated, before // accumulated, accumulated
+        )
 
     def _begin(self, step: int, start: int, accumulated: int = 1) -> None:
         """Begins a run, in all workers with the same state."""
@@ -297,14 +303,14 @@ class StepCallback(Logging):
         self._run_begun = True
         self.workers.together(lambda: self.on_run_begin(step, start, steps))
         if self.workers.count > 1:
-            own = {
+            settings = {
                 name: value
                 for name, value in vars(self).items()
                 if not name.startswith("_")
             }
             facts = {
                 repr(k): repr(v)
-                for k, v in own.items()
+                for k, v in settings.items()
                 if isinstance(v, int | float)
             }
             for number, variable in enumerate(
@@ -321,15 +327,15 @@ class StepCallback(Logging):
         self, step: int, optimizer: Optimizer, write: Callable[[], None]
     ) -> bool:
         """Updates masks in one step of a custom loop; returns whether they have changed."""
-        step, last = check_integer("step", step, least=0), self._loop_step
+        step, last_step = check_integer("step", step, least=0), self._loop_step
         self._take(optimizer)
-        if last is not None and step < last:
+        if last_step is not None and step < last_step:
             raise ValueError(
                 "`step` must count all steps of the run, also over epochs; call `set_model` before "
-                f"another run. Received: step={step}, after step={last}"
+                f"another run. Received: step={step}, after step={last_step}"
             )
-        executed = 1 if last is None else step - last
-        if last is None:
+        executed = 1 if last_step is None else step - last_step
+        if last_step is None:
             self._loop_step = step  # `on_run_begin` may ask
             try:
                 write()
@@ -342,7 +348,7 @@ class StepCallback(Logging):
         if not executed or not self.is_due(step, executed):
             self._loop_step = step
             return False
-        if last is not None:
+        if last_step is not None:
             write()
             self._warn_if_untrained()
         self.on_step(step, executed)
@@ -366,7 +372,8 @@ class StepCallback(Logging):
                 f"torch.optim; leave others out. Received: {optimizer=}"
             )
         if not any(
-            trains(optimizer, one) for one in self._watched.trainable_variables
+            trains(optimizer, variable)
+            for variable in self._watched.trainable_variables
         ):
             raise ValueError(
                 "`optimizer` must train this model: make it after `sparsify` or `parametrize`, "

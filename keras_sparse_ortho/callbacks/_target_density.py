@@ -122,14 +122,14 @@ class ThresholdSteering:
         if not thresholds:
             return []
         entries = [entries_of(threshold) for threshold in thresholds]
-        sizes = [one.critical.size for one in entries]
+        sizes = [of_weight.critical.size for of_weight in entries]
         count = live_count(density, sum(sizes))
         floors = floors_of(thresholds, sizes, self.density, self.floor)
-        found = floored_cut(entries, count, floors)
-        self._warn(found, thresholds, count)
-        for threshold, offset in zip(thresholds, found.offsets, strict=True):
+        result = floored_cut(entries, count, floors)
+        self._warn(result, thresholds, count)
+        for threshold, offset in zip(thresholds, result.offsets, strict=True):
             assign(threshold.offset, offset)
-        pairs = zip(thresholds, found.masks, strict=True)
+        pairs = zip(thresholds, result.masks, strict=True)
         return (
             [(threshold, threshold.freeze(mask)) for threshold, mask in pairs]
             if freeze
@@ -141,21 +141,21 @@ class ThresholdSteering:
         return end is not None and step >= end
 
     def _warn(
-        self, found: "Cut", thresholds: Sequence[Any], count: int
+        self, result: "Cut", thresholds: Sequence[Any], count: int
     ) -> None:
         """Says which entries cannot be reached, or tie."""
-        if found.unreachable > count:
+        if result.unreachable > count:
             self._tell(
                 ["unreachable"],
                 "No threshold of this `g` gives the target density; use g='exp' or 'softplus'",
-                f"{found.unreachable} such entries, {count} to keep",
+                f"{result.unreachable} such entries, {count} to keep",
             )
         self._tell(
-            [thresholds[k].weight.path for k in found.held],
+            [thresholds[k].weight.path for k in result.at_floor],
             f"TargetDensity holds weights at their floor, {self.floor:g} of their ERK count: their "
             "magnitudes are small compared with the other weights. `floor` changes that",
         )
-        pairs = zip(thresholds, found.masks, strict=True)
+        pairs = zip(thresholds, result.masks, strict=True)
         self._tell(
             [
                 threshold.weight.path
@@ -167,11 +167,12 @@ class ThresholdSteering:
             "them from `parametrize`, or ask for a higher density",
         )
 
-    def _tell(self, found: list[str], what: str, received: str = "") -> None:
-        fresh = [one for one in found if one not in self._warned_of]
-        self._warned_of.update(found)
-        if fresh:
-            warn_user(f"{what}. Received: {received or fresh}")
+    def _tell(self, paths: list[str], what: str, received: str = "") -> None:
+        """Warns of weights, unless it has warned of the same before."""
+        new_paths = [path for path in paths if path not in self._warned_of]
+        self._warned_of.update(paths)
+        if new_paths:
+            warn_user(f"{what}. Received: {received or new_paths}")
 
 
 class TargetDensity(ThresholdSteering, DensityRun):
@@ -303,14 +304,15 @@ class Entries(NamedTuple):
 
 
 def entries_of(threshold: Any) -> Entries:
-    found = Entries(threshold.critical_offsets(), threshold.scales())
-    wrong = np.isnan(found.critical) | ~np.isfinite(found.scales)
+    """The entries of the weight of a threshold; NotPrunableError if any is not finite."""
+    entries = Entries(threshold.critical_offsets(), threshold.scales())
+    wrong = np.isnan(entries.critical) | ~np.isfinite(entries.scales)
     if wrong.any():
         raise NotPrunableError(
             f"The weight {threshold.weight.path!r} is not finite, or its threshold is not. "
             f"Received: {np.count_nonzero(wrong)} infinite or NaN values"
         )
-    return found
+    return entries
 
 
 def floors_of(
@@ -324,15 +326,14 @@ def floors_of(
     count = live_count(density, sum(sizes))
     if not share or sum(units) > count:
         return [0] * len(units)
-    wanted = [density * size for size in sizes]
+    counts = [density * size for size in sizes]
     if thresholds[0].counted == "entries":
         budget = erk([t.weight for t in thresholds], density, orthogonal=False)
-        wanted = [float(budget.counts[t.weight.path]) for t in thresholds]
-    pairs = zip(wanted, units, strict=True)
-    floors = [
-        max(math.ceil(share * one / unit - 1e-9), 1) * unit
-        for one, unit in pairs
-    ]
+        counts = [float(budget.counts[t.weight.path]) for t in thresholds]
+    floors = []
+    for weight_count, unit in zip(counts, units, strict=True):
+        units_at_floor = math.ceil(share * weight_count / unit - 1e-9)
+        floors.append(max(units_at_floor, 1) * unit)
     return floors if sum(floors) <= count else units
 
 
@@ -343,77 +344,84 @@ class Cut:
     masks: list[np.ndarray]
     offsets: list[float]
     unreachable: int  # entries that no offset kills, if these are more than may live; else 0
-    # The weights at their floor.
-    held: list[int] = dataclasses.field(default_factory=list)
+    # Numbers of the weights at their floor.
+    at_floor: list[int] = dataclasses.field(default_factory=list)
 
 
 def floored_cut(
     entries: Sequence[Entries], count: int, floors: Sequence[int]
 ) -> Cut:
     """The `count` entries of largest critical offset, and at least `floors` of each weight."""
-    can_live = [
-        int(np.count_nonzero(one.critical > -np.inf)) for one in entries
-    ]
-    bounds = [min(pair) for pair in zip(floors, can_live, strict=True)]
-    free, held = list(range(len(entries))), list[int]()
+    bounds = []
+    for floor, of_weight in zip(floors, entries, strict=True):
+        can_live = int(np.count_nonzero(of_weight.critical > -np.inf))
+        bounds.append(min(floor, can_live))
+    free = list(range(len(entries)))
+    at_floor: list[int] = []
     while True:
-        found = cut(
-            [entries[k] for k in free], count - sum(bounds[k] for k in held)
-        )
-        shares = zip(free, found.masks, strict=True)
-        low = [k for k, mask in shares if np.count_nonzero(mask) < bounds[k]]
+        free_count = count - sum(bounds[k] for k in at_floor)
+        free_cut = cut([entries[k] for k in free], free_count)
+        low = []
+        for k, mask in zip(free, free_cut.masks, strict=True):
+            if np.count_nonzero(mask) < bounds[k]:
+                low.append(k)
         if not low:
             break
-        held += low
+        at_floor += low
         free = [k for k in free if k not in low]
-    held.sort()
-    empty: list[Any] = [None] * len(entries)
-    made = Cut(empty, [0.0] * len(entries), 0, held)
-    for places, part in [
-        (free, found),
-        *(([k], cut([entries[k]], bounds[k])) for k in held),
-    ]:
-        made.unreachable += part.unreachable
+    at_floor.sort()
+    cuts = [(free, free_cut)]
+    for k in at_floor:
+        cuts.append(([k], cut([entries[k]], bounds[k])))
+    no_masks: list[Any] = [None] * len(entries)
+    result = Cut(no_masks, [0.0] * len(entries), 0, at_floor)
+    for numbers, cut_of_some in cuts:
+        result.unreachable += cut_of_some.unreachable
         for k, mask, offset in zip(
-            places, part.masks, part.offsets, strict=True
+            numbers, cut_of_some.masks, cut_of_some.offsets, strict=True
         ):
-            made.masks[k], made.offsets[k] = mask, offset
-    return made
+            result.masks[k] = mask
+            result.offsets[k] = offset
+    return result
 
 
 def cut(entries: Sequence[Entries], count: int) -> Cut:
     """The `count` entries of largest critical offset, ties to the first weight and flat index."""
     # Entries that no offset kills are ranked by their scale.
-    critical = [one.critical for one in entries]
-    unreachable = sum(
-        int(np.count_nonzero(np.isposinf(one))) for one in critical
-    )
-    unreachable = unreachable if unreachable > count else 0
-    ranked = [np.clip(one, -_LARGEST, _LARGEST) for one in critical]
-    if unreachable:
-        ranked = [
-            np.where(np.isposinf(one.critical), one.scales, -1.0)
-            for one in entries
-        ]
+    unreachable = 0
+    for of_weight in entries:
+        unreachable += int(np.count_nonzero(np.isposinf(of_weight.critical)))
+    if unreachable <= count:
+        unreachable = 0
+    ranked = []
+    for critical, scales in entries:
+        if unreachable:
+            ranked.append(np.where(np.isposinf(critical), scales, -1.0))
+        else:
+            ranked.append(np.clip(critical, -_LARGEST, _LARGEST))
     masks = largest_masks(ranked, count)
-    pairs = list(zip(critical, masks, strict=True))
-    below = max(
-        (one[~mask].max(initial=-np.inf) for one, mask in pairs),
-        default=-np.inf,
-    )
-    alive = [one[mask & (one > -np.inf)] for one, mask in pairs]
-    above = min((one.min(initial=np.inf) for one in alive), default=np.inf)
-    if below == np.inf:  # no offset kills this many
-        largest = max(
-            one[one < np.inf].max(initial=-np.inf) for one in critical
-        )
-        offset = max(float(largest), 0.0) + 1.0
-    elif below == -np.inf:  # no others, or all of them are exactly 0
-        offset = min(float(above), 0.0) - 1.0
-    else:
-        offset = (
-            float(below + above) / 2
-            if np.isfinite(above)
-            else float(below) + 1.0
-        )
+    offset = _offset_between(entries, masks)
     return Cut(masks, [offset] * len(masks), unreachable)
+
+
+def _offset_between(
+    entries: Sequence[Entries], masks: Sequence[np.ndarray]
+) -> float:
+    """The offset that kills the entries outside of the masks, and no others."""
+    below = -np.inf
+    above = np.inf
+    for (critical, _), mask in zip(entries, masks, strict=True):
+        below = max(below, critical[~mask].max(initial=-np.inf))
+        alive = critical[mask & (critical > -np.inf)]
+        above = min(above, alive.min(initial=np.inf))
+    if below == np.inf:  # no offset kills this many
+        largest = 0.0
+        for critical, _ in entries:
+            finite = critical[critical < np.inf]
+            largest = max(largest, float(finite.max(initial=0.0)))
+        return largest + 1.0
+    if below == -np.inf:  # no others, or all of them are exactly 0
+        return min(float(above), 0.0) - 1.0
+    if np.isfinite(above):
+        return float(below + above) / 2
+    return float(below) + 1.0

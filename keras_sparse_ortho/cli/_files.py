@@ -68,11 +68,11 @@ def read_rows(path: str | None) -> Any:
     if zipfile.is_zipfile(path):
         _check_unpacked_size(path)
     try:
-        found = np.load(path, allow_pickle=False)
-        if isinstance(found, np.ndarray):
-            return found
-        arrays = dict(found)
-        if all(isinstance(one, np.ndarray) for one in arrays.values()):
+        loaded = np.load(path, allow_pickle=False)
+        if isinstance(loaded, np.ndarray):
+            return loaded
+        arrays = dict(loaded)
+        if all(isinstance(array, np.ndarray) for array in arrays.values()):
             return arrays
         raise TypeError(f"a zip archive of {', '.join(arrays)}")
     except Exception as error:  # zipfile, EOF, pickled content: any kind

@@ -99,9 +99,9 @@ def _in_options(message: str, options: argparse.Namespace) -> str:
     """A message with options in place of the arguments that they stand for."""
     names: dict[str, str] = options.names
     # Quoted or before "=", but no input or output of the model that has such a name.
-    found = rf"(?<!put `)\b({'|'.join(names)})(?:=(?=`)|(?=[`=]))"
+    pattern = rf"(?<!put `)\b({'|'.join(names)})(?:=(?=`)|(?=[`=]))"
     return (
-        re.sub(found, lambda match: names[match[1]], message)
+        re.sub(pattern, lambda match: names[match[1]], message)
         if names
         else message
     )
@@ -114,7 +114,7 @@ def _report(options: argparse.Namespace, console: Any) -> None:
     with console.status("Loading the model"):
         model = read_keras(options.model)
     try:
-        found = report(model, orthogonality=not options.no_orthogonality)
+        figures = report(model, orthogonality=not options.no_orthogonality)
     # There is no other argument that could be wrong.
     except ValueError as error:
         raise InputFileError(
@@ -123,11 +123,11 @@ def _report(options: argparse.Namespace, console: Any) -> None:
             f"Received: {options.model!r}, {shown(' '.join(str(error).split()))}"
         ) from error
     if options.json:
-        print(json.dumps(found.to_dict(), indent=2))
+        print(json.dumps(figures.to_dict(), indent=2))
     else:
         table = Console()
         with table.capture() as captured:
-            table.print(found)
+            table.print(figures)
         _show(captured.get().rstrip("\n"))
 
 
@@ -150,9 +150,9 @@ def _shrink(options: argparse.Namespace, console: Any) -> None:
         labels = labels if "y" in names else rows.pop("y", labels)
         rows = rows.popitem()[1] if len(rows) == 1 else rows
     limits = ("max_drop", "max_bytes", "max_ms", "minutes", "metric", "prefer")
-    given = {name: vars(options)[name] for name in limits}
+    settings = {name: vars(options)[name] for name in limits}
     data = rows if labels is None else (rows, labels)
-    _show(str(shrink(model, data, options.out, verbose=True, **given)))
+    _show(str(shrink(model, data, options.out, verbose=True, **settings)))
 
 
 def _export(options: argparse.Namespace, console: Any) -> None:
@@ -169,7 +169,7 @@ def _export(options: argparse.Namespace, console: Any) -> None:
     with console.status("Loading the model") as status:
         model = read_keras(options.model)
         status.update("Converting, running and comparing, in other processes")
-        given = {
+        settings = {
             k: vars(options)[k]
             for k in ("mode", "batch_size", "tolerance", "target")
         }
@@ -178,7 +178,7 @@ def _export(options: argparse.Namespace, console: Any) -> None:
             options.output,
             sample=sample,
             representative_data=data,
-            **given,
+            **settings,
         )
     _show(report.to_json() if options.json else str(report))
 
@@ -206,8 +206,10 @@ def _bench(options: argparse.Namespace, console: Any) -> None:
             times = latencies(
                 options.files, threads, options.seconds / len(options.threads)
             )
-            for name, one, ms in zip(options.files, opened, times, strict=True):
-                about = {"route": one.route, "batch_size": one.batch_size}
+            for name, model, ms in zip(
+                options.files, opened, times, strict=True
+            ):
+                about = {"route": model.route, "batch_size": model.batch_size}
                 timings.append(
                     {
                         "file": name,

@@ -9,16 +9,57 @@ from keras_sparse_ortho.errors import (
     ExportVerificationError as ExportVerificationError,
 )
 from keras_sparse_ortho.errors import LiteRTFileError as LiteRTFileError
+from keras_sparse_ortho.export._block_convolutions import (
+    ConvAsConvolution,
+    DenseAsConvolution,
+)
+from keras_sparse_ortho.export._blocks import as_convolutions, plan_of
 from keras_sparse_ortho.export._c_array import c_array
+from keras_sparse_ortho.export._candidates import Candidate
+from keras_sparse_ortho.export._comparison import compare, find_zeros
+from keras_sparse_ortho.export._explain import warn_of_rows
 from keras_sparse_ortho.export._export_litert import check_path as check_path
-from keras_sparse_ortho.export._export_litert import export_litert
+from keras_sparse_ortho.export._export_litert import choose, export_litert
+from keras_sparse_ortho.export._flatbuffer import (
+    kind_of,
+    name_of,
+    read_model,
+    write_model,
+)
+from keras_sparse_ortho.export._kernel_names import name_kernels
 from keras_sparse_ortho.export._load_litert import (
     LiteRTModel,
     latencies,
     load_litert,
 )
-from keras_sparse_ortho.export._routes import ExportReport, RouteOutcome
+from keras_sparse_ortho.export._process import JobError, Worker
+from keras_sparse_ortho.export._record import with_digest, with_record
+from keras_sparse_ortho.export._reference import kernels_of, plain_model
+from keras_sparse_ortho.export._routes import (
+    ROUTES,
+    ExportReport,
+    Route,
+    RouteOutcome,
+    routes_of,
+)
+from keras_sparse_ortho.export._rows import doubts, inputs_of, rows_of
+from keras_sparse_ortho.export._signature import (
+    leaves,
+    nesting_of,
+    pack,
+    signature_of,
+    unique_names,
+)
 from keras_sparse_ortho.export._task import Steps as Steps
+from keras_sparse_ortho.export._task import task_of
+from keras_sparse_ortho.export._unread import drop_unread
+from keras_sparse_ortho.export._weight_zeros import (
+    WeightZeros,
+    read_weights,
+    stored_weights,
+)
+from keras_sparse_ortho.export._worker import interpreter_of
+from keras_sparse_ortho.export._zero_blocks import zero_blocks
 
 __all__ = [
     "ExportReport",

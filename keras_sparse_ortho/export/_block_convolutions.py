@@ -154,24 +154,24 @@ class _BlockConvolution(keras.layers.Layer):
         if grid.padded[0] > grid.inputs:
             x = ops.reshape(x, (-1, grid.inputs))
             x = pad_blocks(x, 1, grid.inputs, grid.rows)
-        parts = []
+        products = []
         for kernel, bias, places in zip(
             self.kernels,
             self.biases,
             self.places,
             strict=True,
         ):
-            part = _blocks_at(places, x, grid.in_blocks, grid.rows)
-            part = ops.reshape(part, (*images, places.size * grid.rows))
-            part = ops.conv(part, kernel, *options)
+            product = _blocks_at(places, x, grid.in_blocks, grid.rows)
+            product = ops.reshape(product, (*images, places.size * grid.rows))
+            product = ops.conv(product, kernel, *options)
             if bias is not None:
-                part = part + bias
+                product = product + bias
             if self._is_early:
-                part = self.activation(part)
-            parts.append(part)
-        if len(parts) == 1:
-            return parts[0]
-        return self._in_order(ops.concatenate(parts, axis=-1), images)
+                product = self.activation(product)
+            products.append(product)
+        if len(products) == 1:
+            return products[0]
+        return self._in_order(ops.concatenate(products, axis=-1), images)
 
     def _in_order(self, x: Tensor, images: Sequence[int]) -> Tensor:
         """The output blocks of several convolutions side by side, in the order of the kernel."""
@@ -286,12 +286,14 @@ class ConvAsConvolution(_BlockConvolution):
 
 def _blocks_at(places: np.ndarray, x: Tensor, count: int, width: int) -> Tensor:
     """The blocks at some places of rows that have `count` blocks of a width."""
-    first = int(places[0])
-    if np.array_equal(places, np.arange(first, first + places.size)):
+    first_place = int(places[0])
+    if np.array_equal(
+        places, np.arange(first_place, first_place + places.size)
+    ):
         # litert-converter makes a slice of such a gather, which has six axes at most.
         rows = ops.reshape(x, (-1, count * width))
-        end = first + places.size
-        return rows[:, first * width : end * width]
+        end = first_place + places.size
+        return rows[:, first_place * width : end * width]
     blocks = ops.reshape(x, (-1, *_SINGLE, count, width))
     return ops.take(blocks, places, axis=_AXIS_OF_BLOCKS)
 

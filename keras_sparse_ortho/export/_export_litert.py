@@ -60,7 +60,8 @@ _OTHER_KINDS = {
     ".json",
     ".zip",
 }
-_NEAR = 1.05  # the speed that "fast" gives up for a smaller file, within the noise of the clock
+# The speed that "fast" gives up for a smaller file, within the noise of the clock.
+_SPEED_MARGIN = 1.05
 _LEAST_ZEROS = (
     0.3  # of a kernel: below this the indices cost more than the zeros save
 )
@@ -196,11 +197,11 @@ def export_litert(
         workspace = Workspace(folder, steps)
         size = {None: len, "small": len, "gzip": _zipped}.get(mode)
         tried = candidates(task, routes, workspace, size)
-        best = _best_of(tried, routes[0], task, workspace, mode, target)
-        assert best.file is not None
+        winner = _best_of(tried, routes[0], task, workspace, mode, target)
+        assert winner.file is not None
         report = ExportReport(
-            **vars(best.outcome),
-            **_figures_of(best.file.read_bytes()),
+            **vars(winner.outcome),
+            **_figures_of(winner.file.read_bytes()),
             path=str(file),
             mode=mode,
             sample_rows=len(task.rows.compared[0]),
@@ -210,7 +211,7 @@ def export_litert(
             versions=installed_versions(),
             routes=tuple(candidate.outcome for candidate in tried),
         )
-        os.replace(best.file, file)
+        os.replace(winner.file, file)
     warn_of_floats(report)
     return report
 
@@ -235,10 +236,10 @@ def _best_of(
     """
     verified = [candidate for candidate in tried if candidate.file is not None]
     if not verified:
-        named = [
+        first_failures = [
             candidate for candidate in tried if candidate.route == first_route
         ]
-        raise explained(task, named[0], workspace.folder)
+        raise explained(task, first_failures[0], workspace.folder)
     if mode != "fast":
         return verified[0]
     workspace.say(f"timing {len(verified)} files")
@@ -338,12 +339,12 @@ def choose(timed: Sequence[Candidate]) -> Candidate:
         return candidate.outcome.latency_ms or 0.0
 
     fastest = min(milliseconds(candidate) for candidate in timed)
-    near = [
+    fast_enough = [
         candidate
         for candidate in timed
-        if milliseconds(candidate) <= _NEAR * fastest
+        if milliseconds(candidate) <= _SPEED_MARGIN * fastest
     ]
-    return min(near, key=lambda candidate: candidate.outcome.bytes or 0)
+    return min(fast_enough, key=lambda candidate: candidate.outcome.bytes or 0)
 
 
 def check_path(path: str | os.PathLike[str]) -> Path:
@@ -366,13 +367,13 @@ def check_path(path: str | os.PathLike[str]) -> Path:
 
 
 def _require_litert() -> None:
-    others = ("jax", "litert_converter")
+    converter_of_jax = ("jax", "litert_converter")
     without = converter_backend() != "tensorflow" and not any(
-        map(is_missing, others)
+        map(is_missing, converter_of_jax)
     )
     require(
         (
-            *(others if without else ("tensorflow",)),
+            *(converter_of_jax if without else ("tensorflow",)),
             "ai_edge_quantizer",
             "ai_edge_litert",
         ),

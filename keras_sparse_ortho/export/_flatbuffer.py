@@ -119,8 +119,9 @@ def operations(
 
 def kind_of(model: ModelT, operator: OperatorT) -> str:
     """The kind of an operation, such as "CONV_2D"."""
-    number = model.operatorCodes[operator.opcodeIndex].builtinCode
-    return _kinds()[number]
+    code = model.operatorCodes[operator.opcodeIndex]
+    # Older files have the number in the other field, which holds numbers below 127.
+    return _kinds()[max(code.builtinCode, code.deprecatedBuiltinCode)]
 
 
 @functools.cache

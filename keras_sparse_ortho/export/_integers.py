@@ -81,6 +81,14 @@ def in_storage(
     peaks: dict[str, Peaks] = {}
     in_floats: list[tuple[SubGraphT, OperatorT]] = []
     if kind == "static":
+        # LiteRT multiplies stacks of matrices with one scale; with others it computes zeros.
+        recipe.append(
+            _rule(
+                ".*",
+                "BATCH_MATMUL",
+                _settings(kind, granularity="TENSORWISE"),
+            )
+        )
         with_plain_gathers(model)
         with_slices(model)
         trained = take_marks(model)
@@ -127,13 +135,25 @@ def _rule(scope: str, kind: str, settings: dict[str, Any] | None) -> Rule:
     }
 
 
-def _settings(kind: str, bits: int = 8, dtype: str = "INT") -> dict[str, Any]:
-    """The settings of a rule, with `bits` of the weights and `dtype` of the activations."""
+def _settings(
+    kind: str,
+    bits: int = 8,
+    dtype: str = "INT",
+    granularity: str = "CHANNELWISE",
+) -> dict[str, Any]:
+    """The settings of a rule.
+
+    Args:
+        kind: str. "static" or "dynamic".
+        bits: int. Bits of the weights.
+        dtype: str. Type of the activations.
+        granularity: str. "CHANNELWISE" or "TENSORWISE": what has a scale, of weights.
+    """
     settings: dict[str, Any] = {
         "weight_tensor_config": {
             "num_bits": bits,
             "symmetric": True,
-            "granularity": "CHANNELWISE",
+            "granularity": granularity,
             "dtype": "INT",
         },
         "compute_precision": "INTEGER",

@@ -27,6 +27,7 @@ from keras_sparse_ortho.errors import (
     ExportVerificationError,
     LiteRTFileError,
 )
+from keras_sparse_ortho.export._packed_zeros import OPERATOR
 from keras_sparse_ortho.export._process import (
     JobError,
     Worker,
@@ -282,6 +283,14 @@ def _inspect(content: bytes, path: str, timeout: float) -> Record:
         try:
             return dict(worker.run("inspect", timeout, file=str(file)))
         except JobError as error:
+            if OPERATOR.decode() in str(error):
+                raise LiteRTFileError(
+                    "LiteRT runs files whose filters are dense. The operator "
+                    f"{OPERATOR.decode()} unpacks filters in this one, and LiteRT Micro alone has "
+                    "it, from 2025-10-23 on: in C++ where the program registers Decode, in Python "
+                    "in the package tflite-micro. Open the file of `export_litert`, which has "
+                    f"the same outputs. Received: {path!r}"
+                ) from None
             raise LiteRTFileError(
                 "The file must run in ai-edge-litert's interpreter, which was tried in a "
                 "subprocess: it is corrupted, truncated, or not a LiteRT file with a signature. "

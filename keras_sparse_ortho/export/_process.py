@@ -18,7 +18,6 @@ from typing import Any
 
 from keras_sparse_ortho._text import printable, printable_lines
 
-_SCRIPT = Path(__file__).with_name("_worker.py")
 _MARK = b"\x1e"  # before each answer, the separator of JSON texts of RFC 7464
 _PIECE = 1 << 16  # bytes that are read at once
 _LAST_WORDS = 4096  # bytes of standard error that are kept
@@ -41,6 +40,8 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
     again. A child of `fork` leaves the process to its parent, and starts one of its own.
     """
 
+    script = Path(__file__).with_name("_worker.py")  # that a process runs
+
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._answers: Iterator[bytes] = iter(())
@@ -62,12 +63,10 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
         with self._lock:
             try:
                 return self._run(task, timeout, job)
-            except JobError:
-                raise
-            except BaseException:  # Ctrl-C, or a wrong argument
+            finally:
+                # It died, or Ctrl-C or a wrong argument came before its answer.
                 if not self._has_answered:
                     self._end()
-                raise
 
     def _run(self, task: str, timeout: float, job: dict[str, Any]) -> Any:
         """Sends a job to the process, and waits for its answer."""
@@ -134,7 +133,7 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
         settings = (
             environment["PYTHONPATH"],
             environment["KERAS_BACKEND"],
-            str(_SCRIPT),
+            str(self.script),
         )
         is_fit = self._has_answered and settings == self._settings
         if process is not None and is_fit and process.poll() is None:
@@ -142,7 +141,7 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
         self._end()
         self._settings = settings
         self._process = process = subprocess.Popen(
-            [sys.executable, "-P", str(_SCRIPT)],
+            [sys.executable, "-P", str(self.script)],
             env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -155,7 +154,10 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
 
     def _cause_of_death(self, status: int) -> str:
         if status < 0:
-            names = {one.value: one.name for one in signal.Signals}
+            names = {
+                known_signal.value: known_signal.name
+                for known_signal in signal.Signals
+            }
             return f"it was killed by signal {names.get(-status, -status)}"
         lines = self._last_words.wait()
         return lines[-1] if status > 0 and lines else f"exit status {status}"
@@ -221,16 +223,16 @@ def shared_worker() -> Worker:
 def _write(process: "subprocess.Popen[bytes]", text: bytes) -> None:
     """Writes all of it: a signal may stop a write in the middle."""
     assert process.stdin is not None
-    rest = memoryview(text)
-    while rest:
-        rest = rest[process.stdin.write(rest) :]
+    unwritten = memoryview(text)
+    while unwritten:
+        unwritten = unwritten[process.stdin.write(unwritten) :]
 
 
 def _lines_of(stream: Any) -> Iterator[bytes]:
     """Whole lines of a pipe, as they come."""
-    rest = b""
+    unfinished = b""
     while piece := stream.read(_PIECE):
-        *lines, rest = (rest + piece).split(b"\n")
+        *lines, unfinished = (unfinished + piece).split(b"\n")
         yield from lines
 
 
@@ -261,11 +263,11 @@ def converter_backend() -> str:
 
 def _environment() -> dict[str, str]:
     """The environment of a worker: on CPU, with the backend of the converter and our `sys.path`."""
-    here = []
+    working_folder = []
     # The current folder was removed.
     with contextlib.suppress(FileNotFoundError):
         # Last: its modules hide no package.
-        here = [os.getcwd()] if "" in sys.path else []
+        working_folder = [os.getcwd()] if "" in sys.path else []
     return dict(
         os.environ,
         KERAS_BACKEND=converter_backend(),
@@ -273,5 +275,7 @@ def _environment() -> dict[str, str]:
         # A visible GPU would make Keras trace its recurrent layers to cuDNN, which LiteRT lacks.
         CUDA_VISIBLE_DEVICES="-1",
         TF_CPP_MIN_LOG_LEVEL="3",
-        PYTHONPATH=os.pathsep.join([path for path in sys.path if path] + here),
+        PYTHONPATH=os.pathsep.join(
+            [path for path in sys.path if path] + working_folder
+        ),
     )

@@ -187,16 +187,16 @@ class ExactOrthogonal(SparseInitializer):
         layout = self.resolve_layout(shape, layout)
         *_, inputs, outputs = canonical_shape = layout.canonical_shape(shape)
         if self.structure is None:
-            least = least_count(shape, layout, self.taps or "center")
+            least_live = least_count(shape, layout, self.taps or "center")
             covering = covering_count(shape, layout)
         else:
             self.structure.check(canonical_shape)
-            least = self.structure.least(canonical_shape)
+            least_live = self.structure.least(canonical_shape)
             covering = self.structure.covering(canonical_shape)
         # A tall kernel has no zero output.
         if self.start == "published" or inputs >= outputs:
-            return least, least
-        return least, max(least, covering)
+            return least_live, least_live
+        return least_live, max(least_live, covering)
 
     def but_with(self, **settings: Any) -> ExactOrthogonal:
         """This pattern with other settings."""

@@ -9,6 +9,7 @@ from keras_sparse_ortho.kernels._layer_kinds import (
     storages_of,
 )
 from keras_sparse_ortho.kernels._layouts import (
+    Layouts,
     are_experts,
     is_table,
     kernel_layouts,

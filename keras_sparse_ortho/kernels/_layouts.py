@@ -5,7 +5,6 @@ import functools
 import keras
 
 from keras_sparse_ortho._keras_internals import (
-    ConvLSTMCell,
     created_trainable,
     own_variables,
 )
@@ -127,73 +126,6 @@ def _is_of_keras(kind: type) -> bool:
     return kind.__module__.partition(".")[0] == "keras" and not issubclass(
         kind, foreign
     )
-
-
-def _gates(number: int) -> Layouts:
-    """The layouts of a cell whose kernels have this many gates side by side."""
-    layout = KernelLayout.recurrent(number)
-    return {"kernel": layout, "recurrent_kernel": layout}
-
-
-@kernel_layouts.register(keras.layers.Dense)
-@kernel_layouts.register(keras.layers.Embedding)
-def _tables_and_matrices(layer: keras.layers.Layer) -> Layouts:
-    layout = KernelLayout.dense()
-    return {
-        "kernel": layout,
-        "embeddings": layout,
-        "reverse_embeddings": layout,
-    }
-
-
-@kernel_layouts.register(keras.layers.Conv1D)
-@kernel_layouts.register(keras.layers.Conv2D)
-@kernel_layouts.register(keras.layers.Conv3D)
-def _convolutions(layer: keras.layers.Layer) -> Layouts:
-    return {"kernel": KernelLayout.convolution(layer.groups)}
-
-
-@kernel_layouts.register(keras.layers.Conv1DTranspose)
-@kernel_layouts.register(keras.layers.Conv2DTranspose)
-@kernel_layouts.register(keras.layers.Conv3DTranspose)
-def _transposed_convolutions(layer: keras.layers.Layer) -> Layouts:
-    return {"kernel": KernelLayout.transposed_convolution()}
-
-
-@kernel_layouts.register(keras.layers.DepthwiseConv1D)
-@kernel_layouts.register(keras.layers.DepthwiseConv2D)
-def _depthwise_convolutions(layer: keras.layers.Layer) -> Layouts:
-    return {"kernel": KernelLayout.depthwise()}
-
-
-@kernel_layouts.register(keras.layers.SeparableConv1D)
-@kernel_layouts.register(keras.layers.SeparableConv2D)
-def _separable_convolutions(layer: keras.layers.Layer) -> Layouts:
-    return {
-        "depthwise_kernel": KernelLayout.depthwise(),
-        "pointwise_kernel": KernelLayout.convolution(),
-    }
-
-
-@kernel_layouts.register(keras.layers.EinsumDense)
-def _equations(layer: keras.layers.Layer) -> Layouts:
-    return {"kernel": KernelLayout.einsum(layer.equation)}
-
-
-@kernel_layouts.register(keras.layers.SimpleRNNCell)
-def _simple_cells(layer: keras.layers.Layer) -> Layouts:
-    return _gates(1)
-
-
-@kernel_layouts.register(keras.layers.GRUCell)
-def _gru_cells(layer: keras.layers.Layer) -> Layouts:
-    return _gates(3)
-
-
-@kernel_layouts.register(keras.layers.LSTMCell)
-@kernel_layouts.register(ConvLSTMCell)
-def _lstm_cells(layer: keras.layers.Layer) -> Layouts:
-    return _gates(4)
 
 
 # keras-hub's layers are known by name: nothing of it is imported.

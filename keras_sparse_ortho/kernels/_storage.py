@@ -189,6 +189,11 @@ class PrunableWeight(Answering):
     inside: tuple[type, ...] = ()
 
     @property
+    def name(self) -> str:
+        """The name of the weight in its layer, the last part of the path."""
+        return self.path.rpartition("/")[2]
+
+    @property
     def parametrization(self) -> Any:
         """Maps the raw to the effective weight; `None` in plain layers and those of live blocks."""
         return None if self.storage is None else self.storage.parametrization
@@ -240,11 +245,7 @@ class PrunableWeight(Answering):
     @property
     def initializer(self) -> Any:
         """The initializer that the owner has for the weight, `None` if it has none."""
-        name = (
-            self.variable.name
-            if self.storage is None
-            else self.path.rpartition("/")[2]
-        )
+        name = self.variable.name if self.storage is None else self.name
         attribute = initializer_attribute(self.owner, name)
         return None if attribute is None else getattr(self.owner, attribute)
 

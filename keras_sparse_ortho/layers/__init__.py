@@ -11,7 +11,11 @@ from keras_sparse_ortho.layers._block_layer_like import (
     block_layer_like,
     why_no_block_form,
 )
-from keras_sparse_ortho.layers._block_operands import drop_padding, pad_blocks
+from keras_sparse_ortho.layers._block_operands import (
+    BlockOperands,
+    drop_padding,
+    pad_blocks,
+)
 from keras_sparse_ortho.layers._block_sparse_dense import (
     BlockSparseConv,
     BlockSparseConv1D,
@@ -32,7 +36,11 @@ from keras_sparse_ortho.layers._block_sparse_rnn import (
 )
 from keras_sparse_ortho.layers._circular_padding import CircularPadding
 from keras_sparse_ortho.layers._prunable_layer import PrunableLayer
-from keras_sparse_ortho.layers._wrapped_layer import plain_layer
+from keras_sparse_ortho.layers._token_products import product_by_token
+from keras_sparse_ortho.layers._wrapped_layer import (
+    plain_layer,
+    register_by_sample,
+)
 
 __all__ = [
     "BlockSparseConv1D",

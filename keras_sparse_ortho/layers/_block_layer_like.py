@@ -72,10 +72,10 @@ def block_layer_like(
         raise NotPrunableError(
             f"{reason}. Received: layer={type(layer).__name__}"
         )
-    given = counts or {}
+    live_counts = counts or {}
     if type(layer) in CELLS:
         sizes = {
-            name: (density[name], block[name], given.get(name))
+            name: (density[name], block[name], live_counts.get(name))
             for name in density
         }
         return recurrent_like(layer, sizes, seed)
@@ -84,20 +84,22 @@ def block_layer_like(
         for key, value in layer.get_config().items()
         if key not in _NOT_TAKEN
     }
-    own: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "density": density["kernel"],
         "block": block["kernel"],
         "seed": seed,
     }
-    own["counts"] = given.get("kernel")
+    settings["counts"] = live_counts.get("kernel")
     initializers = keras.initializers
-    whole = SparseInitializer | initializers.Orthogonal | initializers.Identity
-    if isinstance(layer.kernel_initializer, whole):
+    replaced_kinds = (
+        SparseInitializer | initializers.Orthogonal | initializers.Identity
+    )
+    if isinstance(layer.kernel_initializer, replaced_kinds):
         # They draw whole kernels; this draws the same kind of kernel in blocks.
-        own["kernel_initializer"] = "exact_orthogonal"
+        settings["kernel_initializer"] = "exact_orthogonal"
         gain = getattr(layer.kernel_initializer, "gain", 1.0)
-        own["gain"] = gain if isinstance(gain, float | int) else 1.0
-    return _KINDS[type(layer)](**{**config, **own})
+        settings["gain"] = gain if isinstance(gain, float | int) else 1.0
+    return _KINDS[type(layer)](**{**config, **settings})
 
 
 def why_no_block_form(layer: keras.layers.Layer) -> str | None:
@@ -107,8 +109,8 @@ def why_no_block_form(layer: keras.layers.Layer) -> str | None:
     if type(layer) in (keras.layers.LSTMCell, keras.layers.GRUCell):
         return why_no_gates(layer)
     if type(layer) not in _KINDS:
-        known = ", ".join(kind.__name__ for kind in (*_KINDS, *CELLS))
-        return f"only {known} have such a form"
+        kinds = ", ".join(kind.__name__ for kind in (*_KINDS, *CELLS))
+        return f"only {kinds} have such a form"
     if getattr(layer, "lora_enabled", False):
         return "LoRA is enabled on it, and its update of the kernel is dense"
     if getattr(layer, "quantization_mode", None) is not None:

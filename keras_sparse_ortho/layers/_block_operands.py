@@ -96,21 +96,21 @@ def split_lines(x: Tensor, lines: Lines) -> list[Tensor]:
     return [gather(x, group) for group in lines.groups]
 
 
-def join_lines(parts: list[Tensor], lines: Lines, axis: int = 0) -> Tensor:
+def join_lines(products: list[Tensor], lines: Lines, axis: int = 0) -> Tensor:
     """Inverts `split_lines` along any axis; lines without blocks are zero."""
     if lines.are_regular:
-        return parts[0]
+        return products[0]
     if 0 in lines.counts:
-        first_line, *_ = ops.split(parts[0], [1], axis=axis)
-        parts = [*parts, ops.zeros_like(first_line)]
-    return gather(concatenate(parts, axis=axis), lines.place, axis)
+        first_line, *_ = ops.split(products[0], [1], axis=axis)
+        products = [*products, ops.zeros_like(first_line)]
+    return gather(concatenate(products, axis=axis), lines.place, axis)
 
 
-def stack(parts: list[Tensor], shape: tuple[int, ...] = ()) -> Tensor:
+def stack(matrices: list[Tensor], shape: tuple[int, ...] = ()) -> Tensor:
     """Stacks parts one below the other, each as `(-1, *shape)` if there is a shape."""
     if shape:
-        parts = [reshape(part, (-1, *shape)) for part in parts]
-    return parts[0] if len(parts) == 1 else concatenate(parts)
+        matrices = [reshape(matrix, (-1, *shape)) for matrix in matrices]
+    return matrices[0] if len(matrices) == 1 else concatenate(matrices)
 
 
 def outputs_of_slots(grid: BlockGrid, slots: Tensor) -> Tensor:
@@ -147,15 +147,16 @@ def _resize_blocks(
 ) -> Tensor:
     """Changes the entries of the shorter blocks of an axis from `before` to `after`."""
     count = block_count(side, width)
-    whole = whole_blocks(side, width)
-    if whole == count:
+    whole_count = whole_blocks(side, width)
+    if whole_count == count:
         return x
-    whole_part, short_part = ops.split(x, [whole * width], axis=axis)
+    whole_part, short_part = ops.split(x, [whole_count * width], axis=axis)
     shape = list(ops.shape(short_part))
     if axis:
         shape[0] = -1  # no shape depends on the batch, for files
     short_blocks = reshape(
-        short_part, [*shape[:axis], count - whole, before, *shape[axis + 1 :]]
+        short_part,
+        [*shape[:axis], count - whole_count, before, *shape[axis + 1 :]],
     )
     if after > before:
         padding = [[0, 0] for _ in short_blocks.shape]
@@ -163,5 +164,5 @@ def _resize_blocks(
         short_blocks = ops.pad(short_blocks, padding)
     else:
         short_blocks, _ = ops.split(short_blocks, [after], axis=axis + 1)
-    shape[axis] = (count - whole) * after
+    shape[axis] = (count - whole_count) * after
     return concatenate([whole_part, reshape(short_blocks, shape)], axis=axis)

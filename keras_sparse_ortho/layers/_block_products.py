@@ -96,10 +96,10 @@ class _FeaturesFirst:
             return matmul(weights, _gather_lines(x, group_places))
 
         group_blocks = self._outputs.pieces(blocks)
-        parts = _by_groups(
+        products = _by_groups(
             product_of_group, self._outputs, places, group_blocks, x, like=x
         )
-        return join_lines(parts, self._outputs)
+        return join_lines(products, self._outputs)
 
     def gradient(
         self,
@@ -121,7 +121,7 @@ class _FeaturesFirst:
             return matmul(weights, _gather_lines(upstream, group_outputs))
 
         group_outputs = self._inputs.pieces(outputs_of_slots(self._grid, slots))
-        parts = _by_groups(
+        products = _by_groups(
             product_of_group,
             self._inputs,
             slots,
@@ -129,7 +129,7 @@ class _FeaturesFirst:
             upstream,
             like=upstream,
         )
-        x_gradient = join_lines(parts, self._inputs)
+        x_gradient = join_lines(products, self._inputs)
         return x_gradient, reshape(blocks_gradient, blocks.shape)
 
     def _blocks_gradient(
@@ -147,7 +147,7 @@ class _FeaturesFirst:
                 )
 
             group_upstream = split_lines(upstream, self._outputs)
-            parts = _by_groups(
+            products = _by_groups(
                 product_of_group,
                 self._outputs,
                 places,
@@ -155,7 +155,7 @@ class _FeaturesFirst:
                 x,
                 like=upstream,
             )
-            return stack(parts, (self._grid.rows, self._grid.cols))
+            return stack(products, (self._grid.rows, self._grid.cols))
 
         # One product is slower on TensorFlow, and compiles in half the time.
         def product_of_blocks(
@@ -226,15 +226,15 @@ def _by_groups(
     if lines.are_regular:
         chunks = _chunk_count(x, pieces[0])
         return [map_chunks(product, [pieces[0], others[0]], chunks, like)]
-    parts: list[Tensor] = []
-    for group_places, other in zip(pieces, others, strict=True):
-        if parts and keras.backend.backend() != "torch":
-            is_lost = ops.isnan(parts[-1][0, 0, 0])  # what XLA cannot know
+    products: list[Tensor] = []
+    for group_places, operand in zip(pieces, others, strict=True):
+        if products and keras.backend.backend() != "torch":
+            is_lost = ops.isnan(products[-1][0, 0, 0])  # what XLA cannot know
             group_places = ops.where(
                 is_lost, ops.zeros_like(group_places), group_places
             )
             # Places, by which the product gathers, too.
-            if len(other.shape) == 2:
-                other = ops.where(is_lost, ops.zeros_like(other), other)
-        parts.append(product(group_places, other))
-    return parts
+            if len(operand.shape) == 2:
+                operand = ops.where(is_lost, ops.zeros_like(operand), operand)
+        products.append(product(group_places, operand))
+    return products

@@ -28,11 +28,16 @@ from keras_sparse_ortho.kernels import (
 )
 
 L = keras.layers
-_BY_SAMPLE = (  # stateless layers that map sample by sample, with samples first
-    *(L.Dense, L.Embedding, L.DepthwiseConv1D, L.DepthwiseConv2D),
-    *(L.Conv1D, L.Conv2D, L.Conv3D, L.SeparableConv1D, L.SeparableConv2D),
-    *(L.Conv1DTranspose, L.Conv2DTranspose, L.Conv3DTranspose),
-)
+_BY_SAMPLE: set[type] = set()
+
+
+def register_by_sample(kind: type) -> None:
+    """Notes that a class of layers, not those derived from it, maps sample by sample.
+
+    Its layers are stateless, and samples come first. Under data parallelism on JAX, those in
+    compact storage are called on each device by itself.
+    """
+    _BY_SAMPLE.add(kind)
 
 
 def refuse_unwrappable(
@@ -64,7 +69,7 @@ def refuse_dense_updates(layer: keras.layers.Layer) -> Callable[[], None]:
     """Lets a layer with a parametrized weight refuse `quantize` and `enable_lora`; undoes it."""
     names = ("quantize", "enable_lora")
     # Keras wraps them.
-    kept = {name: vars(layer)[name] for name in names if name in vars(layer)}
+    methods = {name: vars(layer)[name] for name in names if name in vars(layer)}
 
     def refusing(name: str) -> Callable[..., None]:
         def refused(*args: Any, **kwargs: Any) -> None:
@@ -78,7 +83,7 @@ def refuse_dense_updates(layer: keras.layers.Layer) -> Callable[[], None]:
     def undo() -> None:
         for name in names:
             vars(layer).pop(name, None)
-        vars(layer).update(kept)
+        vars(layer).update(methods)
 
     return undo
 
@@ -213,7 +218,8 @@ class ShownLayer:
         if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
             items = [self._show(item) for item in value]
             if any(
-                new is not old for new, old in zip(items, value, strict=True)
+                item is not original
+                for item, original in zip(items, value, strict=True)
             ):
                 return tuple(items) if isinstance(value, tuple) else items
         return value
@@ -241,15 +247,17 @@ def call_by_shard(
 
     def on_one(x: Tensor, *values: Any) -> Any:
         # Values may differ between devices from here on; those they came from do not.
-        own = [jax.lax.pcast(value, axis, to="varying") for value in values]
-        with VariableOverrides(zip(variables, own, strict=True)):
+        own_values = [
+            jax.lax.pcast(value, axis, to="varying") for value in values
+        ]
+        with VariableOverrides(zip(variables, own_values, strict=True)):
             return call(x, **kwargs)
 
-    split, whole = (
+    split, replicated = (
         jax.sharding.PartitionSpec(axis),
         jax.sharding.PartitionSpec(),
     )
-    specs = (split, *(whole for _ in variables))
+    specs = (split, *(replicated for _ in variables))
     on_all = jax.shard_map(on_one, mesh=mesh, in_specs=specs, out_specs=split)
     return on_all(args[0], *(variable.value for variable in variables))
 
@@ -260,7 +268,7 @@ def _can_be_split(
     """Whether a call can be divided among devices by samples."""
     import jax
 
-    layer, own = wrapper.layer, wrapper.storages().values()
+    layer, storages = wrapper.layer, wrapper.storages().values()
     return (
         hasattr(jax.lax, "pcast")  # since 0.8
         and devices > 1
@@ -273,6 +281,7 @@ def _can_be_split(
             keras.ops.is_tensor(argument) for argument in kwargs.values()
         )
         and all(
-            p.compact and value_in_scope(p.layer_variable) is None for p in own
+            p.compact and value_in_scope(p.layer_variable) is None
+            for p in storages
         )
     )

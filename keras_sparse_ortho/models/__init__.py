@@ -16,17 +16,49 @@ from keras_sparse_ortho.models._channel_groups import (
     channel_groups,
 )
 from keras_sparse_ortho.models._channel_rules import (
+    CHANNEL_RULES,
     ChannelCall,
     ChannelRule,
+    ChannelTensor,
+    Constants,
+    Grouped,
+    Linear,
+    MakeRule,
+    Mask,
+    Shape,
+    SmallerLayer,
+    SmallerOperation,
+    Tied,
+    Tracer,
+    activated,
+    add_channel_rules,
+    bias_of,
+    count_of,
+    elementwise,
+    for_single_inputs,
+    has_borders,
+    identity_sources,
+    last_axis,
+    passes_channels,
     register_channel_rule,
+    smaller_layer,
+    value_of,
+    without_tiny,
 )
 from keras_sparse_ortho.models._convert import convert
-from keras_sparse_ortho.models._flops import input_specs, kernel_positions
+from keras_sparse_ortho.models._flops import (
+    PositionRule,
+    input_specs,
+    kernel_positions,
+    last_axis_positions,
+    pixels,
+)
 from keras_sparse_ortho.models._origin import origin_of
 from keras_sparse_ortho.models._output_kinds import (
     UNKNOWN,
     OutputKind,
     output_kinds,
+    output_names,
 )
 from keras_sparse_ortho.models._places import places_to_wrap
 from keras_sparse_ortho.models._plan import LayerChange, Plan
@@ -38,7 +70,9 @@ from keras_sparse_ortho.models._prunable_weights import (
     weights_of,
 )
 from keras_sparse_ortho.models._remove_channels import remove_channels
+from keras_sparse_ortho.models._result_checks import ResultChecks
 from keras_sparse_ortho.models._rewrite import rewrite
+from keras_sparse_ortho.models._same_function import SameFunction
 from keras_sparse_ortho.models._shapes_without import shapes_without
 from keras_sparse_ortho.models._stateless_loss import (
     StatelessLoss,

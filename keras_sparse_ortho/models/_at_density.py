@@ -42,31 +42,37 @@ def density_gap(
     """How far weights are from the density asked for; `None` if they have it, or none was asked."""
     # That of a `ScheduledMask` is the final one of its schedule; thresholds steered together share
     # one, frozen if `TargetDensity` freezes. With `begun` masks never updated are left out.
-    found = list(parametrizations)
-    masks = [p for p in found if isinstance(p, ScheduledMask)]
+    candidates = list(parametrizations)
+    masks = [p for p in candidates if isinstance(p, ScheduledMask)]
     if begun:
         masks = [mask for mask in masks if mask.last_updated >= 0]
     counts = [(*mask.counts(), mask.weight.size) for mask in masks]
-    missed = any(live != asked for live, asked, _ in counts)
-    thresholds = [p for p in found if isinstance(p, LearntThreshold)]
+    missed = any(live != goal for live, goal, _ in counts)
+    thresholds = [p for p in candidates if isinstance(p, LearntThreshold)]
     steered = [p for p in thresholds if p.target_density is not None]
     if steered:
-        live, size = (
-            sum(part)
-            for part in zip(*(p.counts() for p in steered), strict=True)
-        )
+        live, size = _total_counts(steered)
         # All have the same, except in a model assembled from several.
-        asked = live_count(max(p.target_density or 0.0 for p in steered), size)
-        counts.append((live, asked, size))
+        density = max(p.target_density or 0.0 for p in steered)
+        goal = live_count(density, size)
+        counts.append((live, goal, size))
         moving = [threshold for threshold in steered if not threshold.frozen]
         slack = max(threshold.dies_at_once for threshold in steered)
-        drift = max(slack, _DRIFT * asked) if moving else slack
-        missed |= abs(live - asked) > drift or any(
+        drift = max(slack, _DRIFT * goal) if moving else slack
+        missed |= abs(live - goal) > drift or any(
             t.target_is_frozen for t in moving
         )
     if not missed:
         return None
-    return DensityGap(*(sum(part) for part in zip(*counts, strict=True)))
+    lives, goals, sizes = zip(*counts, strict=True)
+    return DensityGap(sum(lives), sum(goals), sum(sizes))
+
+
+def _total_counts(thresholds: Iterable[LearntThreshold]) -> tuple[int, int]:
+    """The live entries or ranks of some thresholds, and all of them."""
+    counts = [threshold.counts() for threshold in thresholds]
+    lives, sizes = zip(*counts, strict=True)
+    return sum(lives), sum(sizes)
 
 
 def model_gap(model: keras.Model, *, begun: bool = False) -> DensityGap | None:
@@ -102,18 +108,16 @@ def warn_unless_at_density(model: keras.Model) -> None:
 
 def _warn_of_dense_thresholds(model: keras.Model) -> None:
     """Warns of trained thresholds without `TargetDensity` that have left nearly all entries."""
-    found = [w.parametrization for w in prunable_weights(model)]
+    parametrizations = [w.parametrization for w in prunable_weights(model)]
     alone = [
         p
-        for p in found
+        for p in parametrizations
         if isinstance(p, LearntThreshold) and p.target_density is None
     ]
     moving = [p for p in alone if not p.frozen]
     if not any(threshold.is_trained for threshold in moving):
         return
-    live, size = (
-        sum(part) for part in zip(*(p.counts() for p in moving), strict=True)
-    )
+    live, size = _total_counts(moving)
     if live > _DENSE * size:
         warn_user(
             "Training has left nearly all entries above their learnt thresholds. Without "

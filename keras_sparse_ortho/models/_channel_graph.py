@@ -28,6 +28,8 @@ from keras_sparse_ortho.models._prunable_weights import check_built
 
 L = keras.layers
 
+GIVEN = "the model is given them"
+
 
 def check_channels_known(model: Any) -> None:
     """Refuses a model without weights, and one whose graph is not known."""
@@ -161,7 +163,7 @@ class ChannelGraph:
         """The rule of a call, or the reason why its channels stay."""
         layer = call.operation
         if not inputs:
-            return "the model is given them"
+            return GIVEN
         # A layer that changes would have to shrink alike for all calls.
         changes = bool(getattr(layer, "weights", None)) or isinstance(
             layer, L.Reshape

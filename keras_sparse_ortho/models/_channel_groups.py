@@ -12,6 +12,7 @@ import numpy as np
 from keras_sparse_ortho._checks import other_keywords
 from keras_sparse_ortho.kernels import storages_of, walk
 from keras_sparse_ortho.models._channel_graph import (
+    GIVEN,
     ChannelGraph,
     RuledCall,
     check_channels_known,
@@ -103,13 +104,26 @@ class ChannelGroups(Sequence[ChannelGroup]):
                     group.name, str(group.width), str(group.unit), readers
                 )
             )
+        return "\n".join([*lines, *self.lines_of_stays()])
+
+    def lines_of_stays(self, *, of_layers: bool = False) -> list[str]:
+        """The channels that stay, with the layer and the reason, as lines of text.
+
+        Args:
+            of_layers: bool. Whether to leave out inputs and outputs of the model, which always
+                stay.
+        """
+        lines = []
         for holder, staying in self.stays.items():
+            if of_layers and staying.reason in (RETURNED, GIVEN):
+                continue
             text = f"{staying.count} stay in {holder}: {staying.reason}"
             lines += textwrap.wrap(text, _WIDTH, subsequent_indent="  ")
-        return "\n".join(lines)
+        return lines
 
 
 _WIDTH = 80  # of a terminal
+RETURNED = "the model returns them"
 
 
 def _table_line(
@@ -272,9 +286,7 @@ class _Tracing:
         for call in self.graph.calls:
             for key in call.outputs:
                 if key in ends:
-                    self.hold(
-                        self.numbers[key], call.layer, "the model returns them"
-                    )
+                    self.hold(self.numbers[key], call.layer, RETURNED)
 
     def groups(self) -> ChannelGroups:
         """Classes of the same makers and readers as groups, in the order of their makers."""

@@ -10,7 +10,7 @@ import keras
 
 from keras_sparse_ortho._checks import as_text
 from keras_sparse_ortho._interception import observe
-from keras_sparse_ortho._keras_internals import ConvLSTMCell, from_zero_states
+from keras_sparse_ortho._keras_internals import from_zero_states
 from keras_sparse_ortho._types import Nested, Tensor
 from keras_sparse_ortho.kernels import (
     PrunableWeight,
@@ -18,12 +18,6 @@ from keras_sparse_ortho.kernels import (
     is_table,
     walk,
 )
-from keras_sparse_ortho.layers import (
-    BlockSparseConv,
-    BlockSparseDense,
-    BlockSparseEinsumDense,
-)
-from keras_sparse_ortho.orthogonal import einsum_axes
 
 PositionRule = Callable[[keras.layers.Layer, Tensor, Tensor], int | None]
 
@@ -198,107 +192,17 @@ def kernel_positions(
     return None
 
 
-def _pixels(layer: keras.layers.Layer, shape: Sequence[int]) -> int:
+def pixels(layer: keras.layers.Layer, shape: Sequence[int]) -> int:
     """Pixels of a tensor `(batch, *pixels, channels)`, or with the channels first."""
     if getattr(layer, "data_format", "channels_last") == "channels_first":
         return math.prod(shape[2:])
     return math.prod(shape[1:-1])
 
 
-def _no_positions(
+def last_axis_positions(
     layer: keras.layers.Layer,
     inputs: Tensor,
     outputs: Tensor,
 ) -> int:
-    return 0
-
-
-def _input_pixels(
-    layer: keras.layers.Layer,
-    inputs: Tensor,
-    outputs: Tensor,
-) -> int:
-    return _pixels(layer, inputs.shape)
-
-
-def _output_pixels(
-    layer: keras.layers.Layer,
-    inputs: Tensor,
-    outputs: Tensor,
-) -> int:
-    return _pixels(layer, outputs.shape)
-
-
-def _timesteps(
-    layer: keras.layers.Layer,
-    inputs: Tensor,
-    outputs: Tensor,
-) -> int:
-    """The steps of the RNN layer's inputs, (batch, timesteps, features)."""
-    return int(inputs.shape[1])
-
-
-def _einsum_positions(
-    layer: keras.layers.Layer,
-    inputs: Tensor,
-    outputs: Tensor,
-) -> int:
-    """Every input axis that the kernel does not have repeats it; the batch is one."""
-    letters, kernel_letters, _ = einsum_axes(layer.equation, len(inputs.shape))
-    positions = 1
-    for letter, size in zip(letters, inputs.shape, strict=True):
-        if letter not in kernel_letters:
-            positions *= size
-    return positions
-
-
-def _conv_lstm_positions(
-    layer: keras.layers.Layer,
-    inputs: Tensor,
-    outputs: Tensor,
-) -> int:
-    """Both kernels apply at all pixels of the state, in every step of the RNN layer."""
-    state_rank = len(inputs.shape) - 2
-    pixels = outputs.shape[-state_rank:]
-    return int(inputs.shape[1]) * _pixels(layer, (1, *pixels))
-
-
-_RULES: tuple[tuple[PositionRule, tuple[type, ...]], ...] = (
-    (_no_positions, (keras.layers.Embedding,)),  # a look-up
-    (
-        _input_pixels,
-        (
-            keras.layers.Dense,
-            BlockSparseDense,
-            keras.layers.Conv1DTranspose,
-            keras.layers.Conv2DTranspose,
-            keras.layers.Conv3DTranspose,
-        ),
-    ),
-    (
-        _output_pixels,
-        (
-            keras.layers.Conv1D,
-            keras.layers.Conv2D,
-            keras.layers.Conv3D,
-            keras.layers.DepthwiseConv1D,
-            keras.layers.DepthwiseConv2D,
-            keras.layers.SeparableConv1D,
-            keras.layers.SeparableConv2D,
-            BlockSparseConv,
-        ),
-    ),
-    (_einsum_positions, (keras.layers.EinsumDense, BlockSparseEinsumDense)),
-    (
-        _timesteps,
-        (
-            keras.layers.LSTMCell,
-            keras.layers.GRUCell,
-            keras.layers.SimpleRNNCell,
-        ),
-    ),
-    (_conv_lstm_positions, (ConvLSTMCell,)),
-)
-for _rule, _kinds in _RULES:
-    for _kind in _kinds:
-        kernel_positions.register(_kind, _rule)
+    """The positions of a layer whose kernels multiply the last axis of its inputs."""
+    return math.prod(inputs.shape[1:-1])

@@ -1,5 +1,6 @@
 """The meaning of a model's outputs: read from the end of its graph and from its compiled loss."""
 
+import collections
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
@@ -125,6 +126,32 @@ def output_kinds(model: keras.Model, count: int) -> list[OutputKind]:
         ends = [_end_of(model, tensor) for tensor in outputs]
     losses = _losses(model, count)
     return [_kind(end, loss) for end, loss in zip(ends, losses, strict=True)]
+
+
+def output_names(model: keras.Model, outputs: Any) -> list[str]:
+    """Returns the name of each output of a model, in the order of `keras.tree.flatten`.
+
+    These are the keys of a dict, else the names of the layers that return them, else `"output_1"`
+    and so on. Further outputs of one layer end in `"#2"` and so on.
+
+    Args:
+        model: Any Keras model.
+        outputs: Its outputs on a batch, nested as the model returns them.
+    """
+    count = len(keras.tree.flatten(outputs))
+    names: Sequence[str] = getattr(model, "output_names", None) or ()
+    if isinstance(outputs, dict):
+        names = sorted(outputs)
+    if len(names) != count:
+        names = [f"output_{number}" for number in range(1, count + 1)]
+    times: collections.Counter[str] = collections.Counter()
+    unique_names = []
+    for name in names:
+        times[name] += 1
+        if times[name] > 1:
+            name = f"{name}#{times[name]}"
+        unique_names.append(name)
+    return unique_names
 
 
 def _kind(end: str | None, loss: Any) -> OutputKind:

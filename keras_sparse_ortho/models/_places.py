@@ -37,20 +37,39 @@ def places_to_wrap(
     for weight in weights:
         layer = holders.layer_of(weight)
         if id(layer) not in names_below:
-            kernels = find_kernels(layer, "", unregistered=True)
-            names_below[id(layer)] = {
-                id(kernel.variable): kernel.path for kernel in kernels
-            }
-        name = names_below[id(layer)][id(weight.variable)]
-        places.setdefault(id(layer), {})[name] = weight.path
-    paths = [weight.path for weight in weights]
+            names_below[id(layer)] = _names_by_variable(layer)
+        names = names_below[id(layer)]
+        name = names[id(weight.variable)]
+        paths_by_name = places.setdefault(id(layer), {})
+        paths_by_name[name] = weight.path
     place_count = sum(len(names) for names in places.values())
-    if place_count != len(set(paths)) or len(set(paths)) != len(paths):
-        raise NotPrunableError(
-            "Two weights have the same path; give their layers different names. "
-            f"Received: {sorted({path for path in paths if paths.count(path) > 1})}"
-        )
+    _require_distinct_paths(weights, place_count)
     return places
+
+
+def _require_distinct_paths(
+    weights: list[PrunableWeight], place_count: int
+) -> None:
+    """Raises NotPrunableError for two weights of one path, or of one place."""
+    paths = [weight.path for weight in weights]
+    if place_count == len(paths) == len(set(paths)):
+        return
+    shared_paths = set()
+    for path in paths:
+        if paths.count(path) > 1:
+            shared_paths.add(path)
+    raise NotPrunableError(
+        "Two weights have the same path; give their layers different names. "
+        f"Received: {sorted(shared_paths)}"
+    )
+
+
+def _names_by_variable(layer: keras.layers.Layer) -> dict[int, str]:
+    """The names below a layer of all its kernels, by the `id` of their variables."""
+    names = {}
+    for kernel in find_kernels(layer, "", unregistered=True):
+        names[id(kernel.variable)] = kernel.path
+    return names
 
 
 class _Holders:
@@ -58,23 +77,30 @@ class _Holders:
 
     def __init__(self, model: keras.layers.Layer) -> None:
         self._model = model
-        self._layers: Layers = [layer for layer, _ in walk(model, "")]
+        self._layers = _layers_inside(model)
         self._owners: dict[int, Layers] = {}
         # The outermost one around each layer, as `walk` comes from above.
         self._readers: dict[int, keras.layers.Layer] = {}
         for layer in self._layers:
-            for variable in own_variables(layer):
-                self._owners.setdefault(id(variable), []).append(layer)
-            if isinstance(layer, _READING_INSIDE):
-                for inner, _ in walk(layer, ""):
-                    self._readers.setdefault(id(inner), layer)
+            self._add(layer)
+
+    def _add(self, layer: keras.layers.Layer) -> None:
+        for variable in own_variables(layer):
+            owners = self._owners.setdefault(id(variable), [])
+            owners.append(layer)
+        if isinstance(layer, _READING_INSIDE):
+            for inner in _layers_inside(layer):
+                self._readers.setdefault(id(inner), layer)
 
     def layer_of(self, weight: PrunableWeight) -> keras.layers.Layer:
         """The layer with which a weight is wrapped; NotPrunableError if there is none."""
-        owners = self._owners.get(id(weight.variable)) or [weight.owner]
-        reader = self._readers.get(id(owners[0]))
-        layer: keras.layers.Layer | None = owners[0]
-        if reader is not None:
+        owners = self._owners.get(id(weight.variable))
+        if not owners:
+            owners = [weight.owner]
+        owner = owners[0]
+        layer: keras.layers.Layer | None = owner
+        if id(owner) in self._readers:
+            reader = self._readers[id(owner)]
             layer = self._innermost_around([reader], owners)
         elif len(owners) > 1:
             layer = self._innermost_around(self._layers, owners)
@@ -93,20 +119,30 @@ class _Holders:
         """The innermost layer, no model, through which every way to some layers leads."""
         owner_ids = {id(owner) for owner in owners}
         for layer in reversed(candidates):
-            inner_ids = {id(inner) for inner, _ in walk(layer, "")}
-            if isinstance(layer, keras.Model) or not owner_ids <= inner_ids:
+            if isinstance(layer, keras.Model):
                 continue
-            if owner_ids.isdisjoint(self._reached_without(layer)):
+            inner_ids = {id(inner) for inner in _layers_inside(layer)}
+            if not owner_ids <= inner_ids:
+                continue
+            ids_around = self._reached_without(layer)
+            if owner_ids.isdisjoint(ids_around):
                 return layer
         return None
 
     def _reached_without(self, layer: keras.layers.Layer) -> set[int]:
         """The layers, by `id`, that are reached from the model without going through one."""
-        reached = {id(layer)}
+        closed = id(layer)
+        reached = {closed}
         waiting = [self._model]
         while waiting:
             current = waiting.pop()
             if id(current) not in reached:
                 reached.add(id(current))
                 waiting += sublayers(current)
-        return reached - {id(layer)}
+        reached.remove(closed)
+        return reached
+
+
+def _layers_inside(layer: keras.layers.Layer) -> Layers:
+    """A layer and all layers below it, from above."""
+    return [inner for inner, _ in walk(layer, "")]

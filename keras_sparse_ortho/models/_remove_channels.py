@@ -18,7 +18,6 @@ from keras_sparse_ortho.models._channel_graph import (
     check_channels_known,
 )
 from keras_sparse_ortho.models._channel_rules import (
-    Attention,
     Constants,
     Mask,
     SmallerLayer,
@@ -173,7 +172,7 @@ def _smaller(
     rule = call.rule
     read, outputs = call.of_inputs(live), call.of_outputs(live)
     if rule is None or (
-        read.all() and outputs.all() and not isinstance(rule, Attention)
+        read.all() and outputs.all() and not rule.shrinks_inside
     ):
         return None
     return rule.smaller(call.of_inputs(constants), read, outputs)
@@ -229,11 +228,11 @@ def _inside_unknown(model: Any) -> list[str]:
     for call in ChannelGraph(model).calls:
         if call.rule is None:
             unknown[id(call.layer)] = call.layer
-        elif isinstance(call.rule, Attention):
-            dead = call.rule.count_constant_values()
-            if dead:
+            continue
+        for path, count in call.rule.dead_inside().items():
+            if count:
                 texts.append(
-                    f"{dead} of '{call.layer.name}/value/kernel' in {_named(call.layer)}"
+                    f"{count} of '{call.layer.name}/{path}' in {_named(call.layer)}"
                 )
     for layer in unknown.values():
         for weight in (

@@ -165,9 +165,9 @@ class SavedWithLayers:
 
     def _maybe_build(self, call_spec: Any) -> None:
         if "_layers_to_come" in vars(self):
-            kept = vars(self).pop("_layers_to_come")
+            description = vars(self).pop("_layers_to_come")
             maybe_build(self, call_spec)
-            _with_layers(self, *kept)
+            _with_layers(self, *description)
         super()._maybe_build(call_spec)  # type: ignore[misc]
 
 
@@ -177,12 +177,14 @@ def _with_plain_layers(config: Any) -> Any:
         return type(config)(map(_with_plain_layers, config))
     if not isinstance(config, dict):
         return config
-    plain = {key: _with_plain_layers(value) for key, value in config.items()}
-    if {"model", "names", "layers"} <= plain.keys() and isinstance(
-        plain["layers"], dict
+    plain_config = {
+        key: _with_plain_layers(value) for key, value in config.items()
+    }
+    if {"model", "names", "layers"} <= plain_config.keys() and isinstance(
+        plain_config["layers"], dict
     ):
-        plain["layers"] = {}
-    return plain
+        plain_config["layers"] = {}
+    return plain_config
 
 
 def _check_saved(config: Any) -> None:
@@ -219,10 +221,10 @@ def _with_layers(top: Any, config: Config, custom_objects: Any) -> Any:
         described = config["layers"].get(path)
         if described is None or _is_ours(layer):
             continue
-        new = _made(described, layer, custom_objects)
-        if layer.built and not new.built:
-            new.build()
-        become(layer, new)
+        described_layer = _made(described, layer, custom_objects)
+        if layer.built and not described_layer.built:
+            described_layer.build()
+        become(layer, described_layer)
     save_with_layers(top)
     track_parameters_anew(top)
     return top
@@ -278,27 +280,27 @@ def _made(
 @functools.cache
 def _derived_class(kind: type) -> type:
     names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
-    made = type(
+    derived = type(
         kind.__name__, (SavedWithLayers, kind), {**names, "saved_as": kind}
     )
     keras.saving.register_keras_serializable(
         "keras_sparse_ortho", name="Rebuilt"
-    )(made)
-    return made
+    )(derived)
+    return derived
 
 
 def _named(top: Any) -> list[tuple[Any, str]]:
     """The layers inside a layer or model with their paths, a wrapper for all that it holds."""
-    found = [pair for pair in walk(top, "") if pair[0] is not top]
+    pairs = [pair for pair in walk(top, "") if pair[0] is not top]
     wrapped = {
         id(inner)
-        for layer, _ in found
+        for layer, _ in pairs
         if is_wrapper(layer)
         for inner in sublayers(layer)
     }
     return [
         (layer, path)
-        for layer, path in found
+        for layer, path in pairs
         # The copy of a graph may have other inputs.
         if id(layer) not in wrapped
         and not isinstance(layer, keras.layers.InputLayer)

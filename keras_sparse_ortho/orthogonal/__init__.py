@@ -6,9 +6,15 @@ from keras_sparse_ortho.orthogonal._counts import (
     largest_mask,
     largest_masks,
     live_count,
+    rotations_for_density,
     unmask_at_random,
 )
-from keras_sparse_ortho.orthogonal._eoi import random_orthogonal
+from keras_sparse_ortho.orthogonal._eoi import (
+    covering_rotations,
+    random_orthogonal,
+    random_rotations,
+    unite,
+)
 from keras_sparse_ortho.orthogonal._floors import (
     depthwise_outputs,
     floored_columns,

@@ -23,10 +23,11 @@ def depthwise_outputs(
     """
     if layout is None:
         layout = default_layout(shape)
-    batch, parts, *taps, inputs, outputs = layout.canonical_shape(shape)
-    if inputs > 1 or math.prod(taps) == 1:
+    batch, part_count, *taps, inputs, outputs = layout.canonical_shape(shape)
+    is_pointwise = math.prod(taps) == 1
+    if inputs > 1 or is_pointwise:
         return 0
-    return batch * parts * outputs
+    return batch * part_count * outputs
 
 
 def floored_masks(
@@ -51,21 +52,30 @@ def floored_masks(
         return largest_masks(scores, count)
     floors = []
     for score, layout in zip(scores, layouts, strict=True):
-        floors.append(_floor(score, layout))
+        floor = _floor(score, layout)
+        floors.append(floor)
+    if outputs >= count:
+        above_floors = [~floor for floor in floors]
+        scores_of_floors = _lowered(scores, above_floors)
+        return largest_masks(scores_of_floors, count)
+    scores_above_floors = _lowered(scores, floors)
+    masks_above_floors = largest_masks(scores_above_floors, count - outputs)
+    masks = []
+    for mask, floor in zip(masks_above_floors, floors, strict=True):
+        masks.append(mask | floor)
+    return masks
+
+
+def _lowered(
+    scores: Sequence[np.ndarray], masks: Sequence[np.ndarray]
+) -> list[np.ndarray]:
+    """Scores in which the entries of the masks are below all others."""
     lowest = min(np.min(score) for score in scores)
     below_all = np.nextafter(lowest, -np.inf)
-    if outputs >= count:
-        scores_of_floors = [
-            np.where(floor, score, below_all)
-            for score, floor in zip(scores, floors, strict=True)
-        ]
-        return largest_masks(scores_of_floors, count)
-    scores_above_floors = [
-        np.where(floor, below_all, score)
-        for score, floor in zip(scores, floors, strict=True)
-    ]
-    masks = largest_masks(scores_above_floors, count - outputs)
-    return [mask | floor for mask, floor in zip(masks, floors, strict=True)]
+    lowered = []
+    for score, mask in zip(scores, masks, strict=True):
+        lowered.append(np.where(mask, below_all, score))
+    return lowered
 
 
 def floored_mask(
@@ -74,7 +84,8 @@ def floored_mask(
     count: int,
 ) -> np.ndarray:
     """As `floored_masks`, of one kernel."""
-    return floored_masks([scores], [layout], count)[0]
+    masks = floored_masks([scores], [layout], count)
+    return masks[0]
 
 
 def floored_columns(scores: np.ndarray, count: int) -> np.ndarray:
@@ -83,8 +94,9 @@ def floored_columns(scores: np.ndarray, count: int) -> np.ndarray:
     floor_count = matrices * outputs
     if count < floor_count:
         return largest_mask(scores, count)
+    lowest = np.min(scores)
+    below_all = np.nextafter(lowest, -np.inf)
     strongest = scores.argmax(axis=1, keepdims=True)
-    below_all = np.nextafter(scores.min(), -np.inf)
     above_floors = scores.copy()
     np.put_along_axis(above_floors, strongest, below_all, axis=1)
     mask = largest_mask(above_floors, count - floor_count)
@@ -94,16 +106,17 @@ def floored_columns(scores: np.ndarray, count: int) -> np.ndarray:
 
 def _floor(scores: np.ndarray, layout: KernelLayout | None) -> np.ndarray:
     """A mask of the largest entry of each output of a depthwise kernel; else of none."""
-    if depthwise_outputs(scores.shape, layout) == 0:
+    is_depthwise = depthwise_outputs(scores.shape, layout) > 0
+    if not is_depthwise:
         return np.zeros(scores.shape, bool)
     if layout is None:
         layout = default_layout(scores.shape)
     canonical = layout.to_canonical(scores)
-    batch, parts, *_, outputs = canonical.shape
-    by_output = canonical.reshape(batch, parts, -1, outputs)
-    index = by_output.argmax(axis=2, keepdims=True)
-    is_largest = np.zeros(by_output.shape, bool)
-    np.put_along_axis(is_largest, index, True, axis=2)
-    canonical_mask = is_largest.reshape(canonical.shape)
+    batch, part_count, *_, outputs = canonical.shape
+    by_output = canonical.reshape(batch, part_count, -1, outputs)
+    strongest = by_output.argmax(axis=2, keepdims=True)
+    is_strongest = np.zeros(by_output.shape, bool)
+    np.put_along_axis(is_strongest, strongest, True, axis=2)
+    canonical_mask = is_strongest.reshape(canonical.shape)
     mask = layout.from_canonical(canonical_mask, scores.shape)
     return np.ascontiguousarray(mask)

@@ -3,7 +3,7 @@
 import math
 
 import numpy as np
-from scipy.optimize import OptimizeResult, minimize
+from scipy import optimize
 
 from keras_sparse_ortho._checks import check_integer, other_keywords
 from keras_sparse_ortho.orthogonal._kernel import KernelLayout
@@ -63,14 +63,16 @@ def approximate_isometry(
     _check_arguments(kernel, mask, gain, tolerance, min_decrease)
     check_integer("max_iterations", max_iterations)
     layout = layout or KernelLayout.convolution()
-    batch, parts, *_, outputs = canonical_shape = layout.canonical_shape(
+    batch, part_count, *_, outputs = canonical_shape = layout.canonical_shape(
         kernel.shape
     )
     is_tall = math.prod(canonical_shape[2:-1]) > outputs
 
     def matrices(array: np.ndarray) -> np.ndarray:
         """`(count, shorter side, longer side)`."""
-        flat = layout.to_canonical(array).reshape(batch * parts, -1, outputs)
+        flat = layout.to_canonical(array).reshape(
+            batch * part_count, -1, outputs
+        )
         if is_tall:
             flat = flat.swapaxes(1, 2)
         return np.ascontiguousarray(flat)
@@ -165,7 +167,7 @@ def _minimize(
     if math.sqrt(loss) <= tolerance:
         return
 
-    def stop_early(intermediate_result: OptimizeResult) -> None:
+    def stop_early(intermediate_result: optimize.OptimizeResult) -> None:
         nonlocal loss
         loss_before = loss
         loss = float(intermediate_result.fun)
@@ -183,7 +185,7 @@ def _minimize(
         "ftol": 0.0,
         "gtol": 0.0,
     }
-    result = minimize(
+    result = optimize.minimize(
         objective,
         entries,
         jac=True,

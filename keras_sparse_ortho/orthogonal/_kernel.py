@@ -146,8 +146,8 @@ class KernelLayout:
 
     def matrices(self, shape: Sequence[int]) -> int:
         """Number of matrices at one tap: batch times groups times gates."""
-        batch, parts, *_ = self.canonical_shape(shape)
-        return batch * parts
+        batch, part_count, *_ = self.canonical_shape(shape)
+        return batch * part_count
 
     def canonical_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
         """Shape `(batch, parts, *spatial, inputs, outputs)` of a kernel of shape `shape`."""
@@ -167,12 +167,12 @@ class KernelLayout:
 
     def to_canonical(self, kernel: np.ndarray) -> np.ndarray:
         """Moves a kernel to `(batch, parts, *spatial, inputs, outputs)`; a view where possible."""
-        batch, parts, *taps, inputs, outputs = self.canonical_shape(
+        batch, part_count, *taps, inputs, outputs = self.canonical_shape(
             kernel.shape
         )
         order = self._resolved(kernel.shape).in_order
         moved = kernel.transpose(order).reshape(
-            batch, *taps, inputs, parts, outputs
+            batch, *taps, inputs, part_count, outputs
         )
         return np.moveaxis(moved, -2, 1)
 
@@ -194,9 +194,9 @@ class KernelLayout:
             tuple(axis + rank if axis < 0 else axis for axis in axes)
             for axes in (self.batch, self.inputs, self.outputs)
         )
-        named = batch + inputs + outputs
-        if len(set(named)) < len(named) or any(
-            not 0 <= axis < rank for axis in named
+        role_axes = batch + inputs + outputs
+        if len(set(role_axes)) < len(role_axes) or any(
+            not 0 <= axis < rank for axis in role_axes
         ):
             raise LayoutError(
                 f"The layout's axes must be distinct axes of the kernel of shape {tuple(shape)}. "
@@ -206,7 +206,7 @@ class KernelLayout:
             raise LayoutError(
                 f"All dimensions of a kernel must be positive. Received: {shape=}"
             )
-        spatial = tuple(axis for axis in range(rank) if axis not in named)
+        spatial = tuple(axis for axis in range(rank) if axis not in role_axes)
         return _Axes(batch, spatial, inputs, outputs)
 
 
@@ -294,15 +294,15 @@ class Structure(abc.ABC):
         size = math.prod(canonical_shape)
         unit = self.unit(canonical_shape)
         count = round(value * size / unit) * unit
-        least = self.least(canonical_shape)
-        most = self.most(canonical_shape)
-        if not least <= count <= most:
+        minimum = self.least(canonical_shape)
+        maximum = self.most(canonical_shape)
+        if not minimum <= count <= maximum:
             word, bound = (
-                ("least", least) if count < least else ("largest", most)
+                ("least", minimum) if count < minimum else ("largest", maximum)
             )
             raise DensityError(
                 f"An exactly orthogonal kernel of {describe(canonical_shape)} with the structure "
-                f"{self} has {least} to {most} live entries: the {word} density is "
+                f"{self} has {minimum} to {maximum} live entries: the {word} density is "
                 f"{bound / size:.6g}. Received: density={density!r} ({count} entries)"
             )
         return count
@@ -322,13 +322,13 @@ class Structure(abc.ABC):
         options: DrawOptions,
     ) -> list[int]:
         """The entries `at_center`, or more to cover, in units and shared among the matrices."""
-        batch, parts, *_ = canonical_shape
+        batch, part_count, *_ = canonical_shape
         entries = max(at_center, self.least(canonical_shape))
         if options.cover:
             covering = min(self.covering(canonical_shape), count)
             entries = max(entries, covering)
         units = entries // self.unit(canonical_shape)
-        return apportion(units, [1.0] * (batch * parts))
+        return apportion(units, [1.0] * (batch * part_count))
 
     def _check_sides(self, *names: str) -> None:
         """Makes the fields of these names positive integers, or raises a ValueError."""
@@ -339,12 +339,12 @@ class Structure(abc.ABC):
 
 def describe(canonical_shape: Sequence[int]) -> str:
     """`64 inputs x 128 outputs`, with taps and matrices if there are several."""
-    batch, parts, *taps, inputs, outputs = canonical_shape
+    batch, part_count, *taps, inputs, outputs = canonical_shape
     text = f"{inputs} inputs x {outputs} outputs"
     if taps:
         text += f" at {math.prod(taps)} taps"
-    if batch * parts > 1:
-        text += f" in {batch * parts} matrices"
+    if batch * part_count > 1:
+        text += f" in {batch * part_count} matrices"
     return text
 
 
@@ -404,8 +404,8 @@ def dead_outputs(kernel: np.ndarray, layout: KernelLayout | None = None) -> int:
     """
     layout = layout or default_layout(kernel.shape)
     is_nonzero = layout.to_canonical(np.asarray(kernel)) != 0
-    batch, parts, *_, outputs = is_nonzero.shape
-    is_live = is_nonzero.reshape(batch, parts, -1, outputs).any(axis=2)
+    batch, part_count, *_, outputs = is_nonzero.shape
+    is_live = is_nonzero.reshape(batch, part_count, -1, outputs).any(axis=2)
     return is_live.size - int(is_live.sum())
 
 

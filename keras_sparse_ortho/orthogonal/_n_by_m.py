@@ -130,27 +130,27 @@ class NByM(Structure):
         return 1
 
     def least(self, canonical_shape: Sequence[int]) -> int:
-        batch, parts, *_, inputs, outputs = canonical_shape
+        batch, part_count, *_, inputs, outputs = canonical_shape
         shorter_side = min(inputs, outputs)
-        return batch * parts * shorter_side
+        return batch * part_count * shorter_side
 
     def covering(self, canonical_shape: Sequence[int]) -> int:
         """The longer side of the matrix of each class that has outputs."""
-        batch, parts, *_, inputs, outputs = canonical_shape
+        batch, part_count, *_, inputs, outputs = canonical_shape
         rows, cols = self._class_sizes(inputs, outputs)
         longer_sides = _longer_sides(rows, cols)
-        return batch * parts * sum(longer_sides)
+        return batch * part_count * sum(longer_sides)
 
     def most(self, canonical_shape: Sequence[int]) -> int:
         """`n` of every `m` entries; at the center tap those of the classes."""
-        batch, parts, *taps, inputs, outputs = canonical_shape
+        batch, part_count, *taps, inputs, outputs = canonical_shape
         rows, cols = self._class_sizes(inputs, outputs)
         at_center = sum(map(operator.mul, rows, cols))
         groups, remainder = divmod(inputs, self.m)
         live_inputs = groups * self.n + min(remainder, self.n)
         other_taps = math.prod(taps) - 1
         elsewhere = other_taps * live_inputs * outputs
-        return batch * parts * (elsewhere + at_center)
+        return batch * part_count * (elsewhere + at_center)
 
     def draw(
         self,
@@ -160,8 +160,8 @@ class NByM(Structure):
         options: DrawOptions,
     ) -> tuple[np.ndarray, np.ndarray]:
         """See `Structure.draw`."""
-        batch, parts, *taps, inputs, outputs = canonical_shape
-        center_shape = (batch, parts, inputs, outputs)
+        batch, part_count, *taps, inputs, outputs = canonical_shape
+        center_shape = (batch, part_count, inputs, outputs)
         at_center = live_count(density, math.prod(center_shape))
         at_center = min(at_center, count, self.most(center_shape))
         shares = self._shares(
@@ -177,10 +177,12 @@ class NByM(Structure):
             keys = self.in_groups(lots, np.inf)
             ranks = keys.argsort(axis=-2).argsort(axis=-2)
             is_drawn = ranks < self.n
-            padded = is_drawn.reshape(batch, parts, *taps, -1, outputs)
+            padded = is_drawn.reshape(batch, part_count, *taps, -1, outputs)
             allowed[...] = padded[..., :inputs, :]
         center = center_of(canonical_shape)
-        for share, matrix in zip(shares, np.ndindex(batch, parts), strict=True):
+        for share, matrix in zip(
+            shares, np.ndindex(batch, part_count), strict=True
+        ):
             index = (*matrix, *center)
             self._write(
                 kernel[index],
@@ -244,8 +246,8 @@ class NByM(Structure):
             start = k * self.n
             class_places = places[:, start : start + self.n]
             of_groups = class_places.reshape(-1)
-            others = input_count - of_groups.size
-            of_others, beyond_groups = np.split(beyond_groups, [others])
+            other_count = input_count - of_groups.size
+            of_others, beyond_groups = np.split(beyond_groups, [other_count])
             class_outputs, output_order = np.split(output_order, [output_count])
             class_inputs = np.concatenate([of_groups, of_others])
             classes.append((class_inputs, class_outputs))

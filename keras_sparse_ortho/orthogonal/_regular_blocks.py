@@ -147,9 +147,9 @@ class _MixingPlan:
         rng: Generator,
     ) -> "_MixingPlan":
         """A pattern with `times` times the least fans, `1 <= times <= gcd(lines, groups)`."""
-        parts = math.gcd(lines, groups)
-        lines_of = shuffled(lines, rng).reshape(parts, -1)
-        groups_of = shuffled(groups, rng).reshape(parts, -1)
+        part_count = math.gcd(lines, groups)
+        lines_of = shuffled(lines, rng).reshape(part_count, -1)
+        groups_of = shuffled(groups, rng).reshape(part_count, -1)
         groups_of.sort(axis=1)
         start = [0] * lines
         for part_lines, part_groups in zip(
@@ -158,17 +158,17 @@ class _MixingPlan:
             support = sum(1 << group for group in part_groups)
             for line in part_lines:
                 start[line] = support
-        best = None
+        best_plan = None
         most_live = 0
         for fan, sizes in _cell_sizes(lines, times)[:_MOST_CHOICES]:
-            if most_live * parts >= _GOOD_FAN * fan * lines * groups:
+            if most_live * part_count >= _GOOD_FAN * fan * lines * groups:
                 break
             levels, live, united = _levels(start, sizes, groups, times, rng)
-            if best is None or united > most_live:
-                best = cls(lines_of, groups_of, levels, live)
+            if best_plan is None or united > most_live:
+                best_plan = cls(lines_of, groups_of, levels, live)
                 most_live = united
-        assert best is not None
-        return best
+        assert best_plan is not None
+        return best_plan
 
 
 def _cell_sizes(
@@ -230,13 +230,13 @@ def _levels(
         The levels, the pattern `(lines, groups)`, and the size of the supports before completion.
     """
     lines = len(start)
-    parts = math.gcd(lines, groups)
-    line_fan = times * groups // parts
-    group_fan = times * lines // parts
+    part_count = math.gcd(lines, groups)
+    line_fan = times * groups // part_count
+    group_fan = times * lines // part_count
     supports = list(start)
     levels = [_mix(supports, size, rng) for size in sizes]
     # Where all blocks are live every union fits, and no block needs to be zero.
-    while times == parts and min(map(int.bit_count, supports)) < groups:
+    while times == part_count and min(map(int.bit_count, supports)) < groups:
         levels.append(_mix(supports, 2, rng))
     dropped = 0
     while True:
@@ -298,16 +298,16 @@ def _least_overlap(
     union: int,
 ) -> int:
     """The place of the waiting line that has least in common with a union, the last of equals."""
-    best = 0
-    least = len(supports) + union.bit_length()
+    best_place = 0
+    least_common = len(supports) + union.bit_length()
     for place in range(len(waiting) - 1, -1, -1):
         common = (supports[waiting[place]] & union).bit_count()
-        if common < least:
-            best = place
-            least = common
+        if common < least_common:
+            best_place = place
+            least_common = common
         if not common:
             break
-    return best
+    return best_place
 
 
 def _unite(
@@ -341,17 +341,17 @@ def draw_regular(
         dtype: Floating type of the blocks.
     """
     shape = tuple(int(size) for size in canonical_shape)
-    batch, parts, *_, inputs, outputs = shape
+    batch, part_count, *_, inputs, outputs = shape
     input_blocks = block_count(inputs, rows)
     output_blocks = block_count(outputs, cols)
     grid = BlockGrid.of(input_blocks, output_blocks, rows, cols)
     times = fan_in // fan_step(input_blocks, output_blocks)
     blocks = np.zeros(
-        (batch, parts, output_blocks, fan_in, rows, cols), dtype=dtype
+        (batch, part_count, output_blocks, fan_in, rows, cols), dtype=dtype
     )
     inputs_of = np.empty(blocks.shape[:4], dtype=np.int32)
     outputs_of = np.arange(output_blocks)[:, None].repeat(fan_in, axis=1)
-    for matrix in np.ndindex(batch, parts):
+    for matrix in np.ndindex(batch, part_count):
         plan = _MixingPlan.draw(
             grid.lines,
             grid.groups,
@@ -418,12 +418,12 @@ def _start(
     rng: Generator,
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Groups and values of each line in the dense matrices of the start."""
-    parts, lines_each = plan.lines.shape
+    part_count, lines_each = plan.lines.shape
     groups_each = plan.groups.shape[1]
     width = lines_each * grid.line_size
-    dense = _dense_rows(parts, groups_each, grid.group_size, width, rng)
+    dense = _dense_rows(part_count, groups_each, grid.group_size, width, rng)
     dense = dense.reshape(
-        parts,
+        part_count,
         lines_each,
         grid.line_size,
         groups_each,
@@ -432,10 +432,10 @@ def _start(
     dense = dense.swapaxes(2, 3)
     supports = [np.empty(0)] * grid.lines
     values = [np.empty(0)] * grid.lines
-    for part, lines in enumerate(plan.lines.tolist()):
+    for matrix, lines in enumerate(plan.lines.tolist()):
         for place, line in enumerate(lines):
-            supports[line] = plan.groups[part]
-            values[line] = dense[part, place]
+            supports[line] = plan.groups[matrix]
+            values[line] = dense[matrix, place]
     return supports, values
 
 

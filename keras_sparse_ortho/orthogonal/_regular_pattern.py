@@ -76,10 +76,10 @@ def _places(
 ) -> np.ndarray:
     """Where the entries of a side stand among its padded blocks."""
     count = block_count(side, width)
-    whole = whole_blocks(side, width)
+    whole_entries = whole_blocks(side, width)
     padded = np.arange(count * width).reshape(-1, width)
-    in_whole = padded[:whole].ravel()
-    in_shorter = padded[whole:, :-1].ravel()
+    in_whole = padded[:whole_entries].ravel()
+    in_shorter = padded[whole_entries:, :-1].ravel()
     return np.concatenate([in_whole, in_shorter])
 
 
@@ -335,11 +335,11 @@ def matched_by_score(
     Returns:
         Bool array of the chosen entries.
     """
-    chosen = np.zeros_like(live)
+    matching = np.zeros_like(live)
     has_need = (input_fans > 0)[:, None] & (output_fans > 0)
     candidates = ~live & has_need
     if not candidates.any():
-        return chosen
+        return matching
     hopeless = scores.min() - 2 * np.ptp(scores)
     worth = np.where(candidates, scores, hopeless)
     worth = worth - _prices(worth, input_fans, output_fans)
@@ -353,12 +353,12 @@ def matched_by_score(
     for entry in entries.tolist():
         i, j = divmod(entry, len(needs))
         if missing[i] and needs[j]:
-            chosen[i, j] = True
+            matching[i, j] = True
             missing[i] -= 1
             needs[j] -= 1
     could_complete = _augment_all(
-        live | chosen,
-        chosen,
+        live | matching,
+        matching,
         np.array(missing),
         np.array(needs),
     )
@@ -366,7 +366,7 @@ def matched_by_score(
         raise RuntimeError(
             "There is no pattern with the numbers that are given"
         )
-    return chosen
+    return matching
 
 
 def _prices(

@@ -150,19 +150,19 @@ class Block(Structure):
             raise ValueError(
                 f"One of `rows` and `cols` must divide the other. Received: {self}"
             )
-        batch, parts, *_, inputs, outputs = canonical_shape
+        batch, part_count, *_, inputs, outputs = canonical_shape
         blocks = min(inputs, outputs) // min(self.rows, self.cols)
-        return batch * parts * blocks * self.unit(canonical_shape)
+        return batch * part_count * blocks * self.unit(canonical_shape)
 
     def covering(self, canonical_shape: Sequence[int]) -> int:
         """A block for each line along the longer side."""
         if self.regular:
             return self.unit(canonical_shape)
-        batch, parts, *_ = canonical_shape
+        batch, part_count, *_ = canonical_shape
         grid = self._grid(canonical_shape)
         lines_of_group = max(grid.group_size // grid.line_size, 1)
         blocks = max(grid.lines, grid.groups * lines_of_group)
-        return batch * parts * blocks * self.unit(canonical_shape)
+        return batch * part_count * blocks * self.unit(canonical_shape)
 
     def _grid(self, canonical_shape: Sequence[int]) -> BlockGrid:
         input_blocks, output_blocks = self._block_counts(canonical_shape)
@@ -182,19 +182,26 @@ class Block(Structure):
                 canonical_shape, self.rows, self.cols, fan_in, options
             )
             return drawn.dense(), drawn.mask()
-        batch, parts, *taps, inputs, outputs = canonical_shape
+        batch, part_count, *taps, inputs, outputs = canonical_shape
         unit = self.rows * self.cols
         blocks_at_center = live_count(
-            density, batch * parts * inputs * outputs // unit
+            density, batch * part_count * inputs * outputs // unit
         )
         at_center = min(blocks_at_center * unit, count)
         shares = self._shares(canonical_shape, at_center, count, options)
         grid = self._grid(canonical_shape)
         kernel = np.zeros(canonical_shape)
-        live_shape = (batch, parts, *taps, *self._block_counts(canonical_shape))
+        live_shape = (
+            batch,
+            part_count,
+            *taps,
+            *self._block_counts(canonical_shape),
+        )
         live = np.zeros(live_shape, dtype=bool)
         center = center_of(canonical_shape)
-        for share, matrix in zip(shares, np.ndindex(batch, parts), strict=True):
+        for share, matrix in zip(
+            shares, np.ndindex(batch, part_count), strict=True
+        ):
             index = (*matrix, *center)
             values = block_orthogonal(grid, share, options)
             kernel[index] = options.gain * values
@@ -279,9 +286,9 @@ class GivenBlocks(Block):
 
     def check(self, canonical_shape: Sequence[int]) -> None:
         super().check(canonical_shape)
-        batch, parts, *_, inputs, outputs = canonical_shape
+        batch, part_count, *_, inputs, outputs = canonical_shape
         input_blocks = inputs // self.rows
-        output_blocks = batch * parts * outputs // self.cols
+        output_blocks = batch * part_count * outputs // self.cols
         if self.array.shape != (input_blocks, output_blocks):
             raise LayoutError(
                 f"The kernel has {input_blocks} x {output_blocks} blocks of "
@@ -302,12 +309,14 @@ class GivenBlocks(Block):
         options: DrawOptions,
     ) -> tuple[np.ndarray, np.ndarray]:
         """See `Structure.draw`; `count` and `density` are those of the blocks."""
-        batch, parts, *_ = canonical_shape
+        batch, part_count, *_ = canonical_shape
         center = center_of(canonical_shape)
         kernel = np.zeros(canonical_shape)
         mask = np.zeros(canonical_shape, dtype=bool)
-        shares = np.split(self.array, batch * parts, axis=1)
-        for live, matrix in zip(shares, np.ndindex(batch, parts), strict=True):
+        shares = np.split(self.array, batch * part_count, axis=1)
+        for live, matrix in zip(
+            shares, np.ndindex(batch, part_count), strict=True
+        ):
             values = draw_on(live, self.rows, self.cols, options.rng)
             kernel[(*matrix, *center)] = options.gain * values
             mask[matrix] = _entries_of(live, self.rows, self.cols)
@@ -412,8 +421,10 @@ def best_blocks(
         few: bool. Whether lines may have at most 6 different counts on either side: layers of live
             blocks compute with few groups of lines.
     """
-    batch, parts, *taps, inputs, outputs = scores.shape
-    by_tap = scores.reshape(batch * parts, math.prod(taps), inputs, outputs)
+    batch, part_count, *taps, inputs, outputs = scores.shape
+    by_tap = scores.reshape(
+        batch * part_count, math.prod(taps), inputs, outputs
+    )
     by_block = to_blocks(by_tap.sum(axis=1), block.rows, block.cols)
     block_scores = by_block.sum(axis=(2, 4), dtype=np.float64)
     if block.regular:
@@ -425,7 +436,7 @@ def best_blocks(
     entries = np.broadcast_to(live[:, :, None, :, None], by_block.shape)
     mask = from_blocks(entries, inputs, outputs)
     no_taps = (1,) * len(taps)
-    mask = mask.reshape(batch, parts, *no_taps, inputs, outputs)
+    mask = mask.reshape(batch, part_count, *no_taps, inputs, outputs)
     return np.broadcast_to(mask, scores.shape).copy()
 
 

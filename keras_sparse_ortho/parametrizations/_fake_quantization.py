@@ -1,7 +1,5 @@
 """`FakeQuantization`: effective weights rounded to integers, with a straight-through gradient."""
 
-import functools
-
 import keras
 import numpy as np
 
@@ -30,6 +28,7 @@ class FakeQuantization:
 
     Args:
         dtype: `"int8"`, `"int4"` or `"ternary"`.
+        per: `"output"` for a scale of each channel, or `"kernel"` for one scale.
 
     Limits: ranges are not learnt. The gradient ignores rounding: few bits need a smaller learning
     rate than floats.
@@ -48,24 +47,30 @@ class FakeQuantization:
     """
 
     @other_keywords
-    def __init__(self, dtype: str = "int8") -> None:
+    def __init__(self, dtype: str = "int8", per: str = "output") -> None:
         if dtype not in LEVELS:
+            dtypes = sorted(LEVELS)
             raise ValueError(
-                f"`dtype` must be one of {sorted(LEVELS)}. Received: {dtype=}"
+                f"`dtype` must be one of {dtypes}. Received: {dtype=}"
+            )
+        if per not in ("output", "kernel"):
+            raise ValueError(
+                f"`per` must be 'output' or 'kernel'. Received: {per=}"
             )
         self.dtype = dtype
+        self.per = per
 
     def __call__(self, value: Tensor, outputs: tuple[int, ...]) -> Tensor:
         """The quantized weight; `outputs` is the shape of one number for each output."""
-        axes = _axes(outputs)
-        quantized = functools.partial(self._integers, axes=axes)
-        if self.dtype == "ternary":
-            quantized = functools.partial(_ternary, axes=axes)
+        axes = self._axes(outputs)
 
         def rounded(w: Tensor) -> Tensor:
-            return keras.ops.cast(
-                quantized(keras.ops.cast(w, "float32")), w.dtype
-            )
+            weight = keras.ops.cast(w, "float32")
+            if self.dtype == "ternary":
+                quantized = _ternary(weight, axes)
+            else:
+                quantized = self._integers(weight, axes)
+            return keras.ops.cast(quantized, w.dtype)
 
         def gradient(_: Tensor, upstream: Tensor) -> tuple[Tensor]:
             return (upstream,)
@@ -78,30 +83,36 @@ class FakeQuantization:
         largest = ops.max(ops.abs(value), axis=axes, keepdims=True)
         scale = largest / LEVELS[self.dtype]
         scale = ops.where(scale > 0, scale, ops.ones_like(scale))
-        return ops.round(value / scale) * scale
+        integers = ops.round(value / scale)
+        return integers * scale
 
     def integers(
         self, value: np.ndarray, outputs: tuple[int, ...]
     ) -> tuple[np.ndarray, np.ndarray]:
         """The int8 integers of a weight in NumPy, and the scales of its channels."""
         value = np.asarray(value, np.float32)
-        largest = np.abs(value).max(axis=_axes(outputs), keepdims=True)
+        axes = self._axes(outputs)
+        largest = np.max(np.abs(value), axis=axes, keepdims=True)
         scale = largest / LEVELS[self.dtype]
-        scale = np.where(scale > 0, scale, 1).astype(np.float32)
+        scale = np.where(scale > 0, scale, 1)
+        scale = scale.astype(np.float32)
         integers = np.rint(value / scale)
         return integers.astype(np.int8), scale
 
+    def _axes(self, outputs: tuple[int, ...]) -> tuple[int, ...]:
+        """The axes of a weight whose entries have one scale."""
+        axes = []
+        for axis, size in enumerate(outputs):
+            if size == 1 or self.per == "kernel":
+                axes.append(axis)
+        return tuple(axes)
+
     def get_config(self) -> Config:
-        return {"dtype": self.dtype}
+        return {"dtype": self.dtype, "per": self.per}
 
     @classmethod
     def from_config(cls, config: Config) -> "FakeQuantization":
         return cls(**config)
-
-
-def _axes(outputs: tuple[int, ...]) -> tuple[int, ...]:
-    """The axes of a weight over which a channel extends."""
-    return tuple(axis for axis, size in enumerate(outputs) if size == 1)
 
 
 def _ternary(value: Tensor, axes: tuple[int, ...]) -> Tensor:
@@ -111,7 +122,8 @@ def _ternary(value: Tensor, axes: tuple[int, ...]) -> Tensor:
     live = ops.cast(magnitude > 0, "float32")
     threshold = _TERNARY_THRESHOLD * _mean(magnitude, live, axes)
     is_above = ops.cast(magnitude > threshold, "float32")
-    return ops.sign(value) * is_above * _mean(magnitude, is_above, axes)
+    scale = _mean(magnitude, is_above, axes)
+    return ops.sign(value) * is_above * scale
 
 
 def _mean(value: Tensor, mask: Tensor, axes: tuple[int, ...]) -> Tensor:
@@ -119,7 +131,8 @@ def _mean(value: Tensor, mask: Tensor, axes: tuple[int, ...]) -> Tensor:
     ops = keras.ops
     count = ops.sum(mask, axis=axes, keepdims=True)
     total = ops.sum(value * mask, axis=axes, keepdims=True)
-    return total / ops.maximum(count, 1.0)
+    divisor = ops.maximum(count, 1.0)
+    return total / divisor
 
 
 def checked_quantizer(quantizer: object) -> FakeQuantization:

@@ -45,7 +45,7 @@ _SUMS_OVER_ENTRIES = (
     keras.regularizers.L2,
     keras.regularizers.L1L2,
 )
-_PART = 1 << 16  # entries of a kernel that are digested at once
+_ENTRIES_AT_ONCE = 1 << 16  # entries of a kernel that are digested at once
 
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")
@@ -140,10 +140,10 @@ class FixedMask(Masked):
 
     def clone(self) -> "FixedMask":
         density = None if self._given is not None else self.density
-        new = type(self)(density, self._given, self.initializer)
-        new._was_given = self._was_given
-        new.awaits_values = self.awaits_values
-        return new
+        copy = type(self)(density, self._given, self.initializer)
+        copy._was_given = self._was_given
+        copy.awaits_values = self.awaits_values
+        return copy
 
     def for_density(self, density: float) -> "FixedMask":
         return type(self)(density, None, self.initializer)
@@ -164,9 +164,9 @@ class FixedMask(Masked):
             config.pop("mask_given", False),
             config.pop("drawn_digest", None),
         )
-        new = cls(**config)
-        new._was_given, new._drawn_digest = was_given is True, drawn
-        return new
+        mask = cls(**config)
+        mask._was_given, mask._drawn_digest = was_given is True, drawn
+        return mask
 
     def mark_as_drawn(self, kernel: Any = None) -> None:
         if (
@@ -183,17 +183,21 @@ class FixedMask(Masked):
         )
 
     def move(self, live: Any, optimizer: Optimizer) -> None:
-        changed = live ^ self.mask_value()
+        moved = live ^ self.mask_value()
         self.assign_mask(live)
-        zero_slots(optimizer, self.weight.variable, changed)
+        zero_slots(optimizer, self.weight.variable, moved)
 
     def dense_gradient(self) -> DenseGradient:
         return DenseGradient(
             variables=[self.weight.variable],
             values=lambda: [self.effective(self.weight.variable.value)],
             collect=lambda gradient: gradient,
-            replaced=((self.mask, np.broadcast_to(True, self.shape)),),
+            replaced=((self.mask, self.all_live()),),
         )
+
+    def all_live(self) -> np.ndarray:
+        """The value of the mask's variable with which the gradient reaches all entries."""
+        return np.broadcast_to(True, self.shape)
 
     @property
     def drawn_by(self) -> SparseInitializer | None:
@@ -334,9 +338,9 @@ class CompactMask(FixedMask):
         return keras.ops.reshape(flat, self.weight.shape)
 
     def current(self, after: Any = None) -> Any:
-        given = value_in_scope(self.layer_variable)  # for dense gradients
+        dense = value_in_scope(self.layer_variable)  # for dense gradients
         return self.quantized(
-            self.effective(self.values.value, after) if given is None else given
+            self.effective(self.values.value, after) if dense is None else dense
         )
 
     def value(self) -> np.ndarray:
@@ -482,8 +486,8 @@ class CompactMask(FixedMask):
 
     def _check_given(self, given: Read) -> None:
         indices, values = given(self.indices), given(self.values)
-        whole = np.issubdtype(indices.dtype, np.integer)
-        fits = whole and indices.shape == values.shape == (self.live,)
+        are_integers = np.issubdtype(indices.dtype, np.integer)
+        fits = are_integers and indices.shape == values.shape == (self.live,)
         ends = np.concatenate([[-1], indices.ravel(), [self.weight.size]])
         if not fits or (np.diff(ends) <= 0).any():
             raise ValueError(
@@ -543,9 +547,11 @@ def why_needs_dense(regularizer: Any, constraint: Any) -> str | None:
 
 def digest(value: np.ndarray) -> int:
     """A number that tells whether a weight has changed in any bit."""
-    flat, found = np.ascontiguousarray(value).reshape(-1), 0
+    flat, checksum = np.ascontiguousarray(value).reshape(-1), 0
     # In parts: a new array of the size of a kernel takes longer to get than to fill.
-    for start in range(0, flat.size, _PART):
+    for start in range(0, flat.size, _ENTRIES_AT_ONCE):
         # The sum turns -0.0, which a mask writes as 0.0, into that.
-        found = zlib.crc32((flat[start : start + _PART] + 0.0).data, found)
-    return found
+        checksum = zlib.crc32(
+            (flat[start : start + _ENTRIES_AT_ONCE] + 0.0).data, checksum
+        )
+    return checksum

@@ -129,8 +129,8 @@ class LowRankSoftThreshold(LearntThreshold):
     def effective(self, value: Tensor) -> Tensor:
         ops = keras.ops
         values = self._shrunk(ops.convert_to_tensor(self.values.value))
-        left = self.left.value * values
-        product = ops.matmul(left, ops.transpose(self.right.value))
+        scaled_left = self.left.value * values
+        product = ops.matmul(scaled_left, ops.transpose(self.right.value))
         matrix = ops.reshape(product, self.weight.shape)
         return ops.cast(matrix, value.dtype)
 
@@ -147,9 +147,9 @@ class LowRankSoftThreshold(LearntThreshold):
         live = np.flatnonzero(values)
         root = np.sqrt(np.abs(values[live]))
         signed_root = root * np.sign(values[live])
-        left = to_numpy(self.left)[:, live] * signed_root
+        live_left = to_numpy(self.left)[:, live] * signed_root
         right = to_numpy(self.right)[:, live] * root
-        return left, right.T
+        return live_left, right.T
 
     def counts(self) -> tuple[int, int]:
         return self.live_rank, int(self.values.shape[0])
@@ -173,7 +173,7 @@ class LowRankSoftThreshold(LearntThreshold):
     def _decomposed(self) -> _Factors:
         """The factors of the largest singular values, of a scale where these are at most 1/2."""
         matrix = self.weight.finite_raw_value().reshape(self._rows, -1)
-        left, values, right = np.linalg.svd(
+        left_vectors, values, right_vectors = np.linalg.svd(
             matrix.astype(np.float64), full_matrices=False
         )
         scale = 1.0
@@ -181,8 +181,8 @@ class LowRankSoftThreshold(LearntThreshold):
             scale = 2 * values[0]
         root = np.sqrt(scale)
         ranks = slice(None, self.rank)
-        thin_left = left[:, ranks] * root
-        thin_right = right[ranks].T * root
+        thin_left = left_vectors[:, ranks] * root
+        thin_right = right_vectors[ranks].T * root
         scaled_values = values[ranks] / scale
         return _Factors(
             thin_left.astype(np.float32),

@@ -3,13 +3,13 @@
 import abc
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import keras
 import numpy as np
 
 from keras_sparse_ortho._keras_internals import in_stateless_scope
-from keras_sparse_ortho._types import Config
+from keras_sparse_ortho._types import Config, Tensor
 from keras_sparse_ortho._values import assign, placed, to_numpy
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.kernels import PrunableWeight, Storage
@@ -119,10 +119,33 @@ class Parametrization(Storage):
 
 
 class Masked(Parametrization):
-    """Effective weight `w_e = w` where a mask is live, and 0 elsewhere, as raw weights are."""
+    """Effective weight `w_e = w` where a mask is live, and 0 elsewhere, as raw weights are.
+
+    The mask is a bool variable of the weight's shape. A subclass may keep it in another one, such
+    as one of bits, by `mask_dtype`, `mask_shape`, `packed` and `unpacked`.
+    """
 
     awaits_values = False
     """Whether the raw weight is set after `build`, so that `build` leaves its values alone."""
+
+    mask_dtype: ClassVar[str] = "bool"
+    """The dtype of the mask's variable."""
+
+    def mask_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of the mask's variable, for a weight of a shape."""
+        return shape
+
+    def packed(self, mask: Tensor) -> Tensor:
+        """The value of the mask's variable for a bool tensor of the weight's shape."""
+        return mask
+
+    def unpacked(self, value: Tensor) -> Tensor:
+        """The inverse of `packed`."""
+        return value
+
+    def live_entries(self) -> Tensor:
+        """The mask, a bool tensor of the weight's shape."""
+        return self.unpacked(self.mask.value)
 
     def build(
         self, weight: PrunableWeight, add_weight: Callable[..., Any]
@@ -130,8 +153,8 @@ class Masked(Parametrization):
         self._weight = weight
         self.mask = add_weight(
             name="mask",
-            shape=weight.shape,
-            dtype="bool",
+            shape=self.mask_shape(weight.shape),
+            dtype=self.mask_dtype,
             trainable=False,
             initializer=self._initialize,
         )
@@ -139,11 +162,13 @@ class Masked(Parametrization):
     def effective(self, value: Any) -> Any:
         """`where(mask, w, 0)`; unlike a product it gives 0 for masked infinities and gradients."""
         return keras.ops.where(
-            self.mask.value, value, keras.ops.zeros((), dtype=value.dtype)
+            self.live_entries(), value, keras.ops.zeros((), dtype=value.dtype)
         )
 
     def mask_value(self) -> np.ndarray:
-        return to_numpy(self.mask)
+        if self.mask_dtype == "bool":
+            return to_numpy(self.mask)
+        return to_numpy(self.live_entries())
 
     def support(self) -> list[Any]:
         return [self.mask]
@@ -163,14 +188,14 @@ class Masked(Parametrization):
             )
         mask = placed(mask, self.mask)
         # An optimizer may have changed entries that were dead before, too, see `clear_dead`.
-        self._clear(keras.ops.logical_and(mask, self.mask.value))
-        assign(self.mask, mask)
+        self._clear(keras.ops.logical_and(mask, self.live_entries()))
+        assign(self.mask, self.packed(mask))
 
     def settle(self) -> None:
         self.clear_dead()
 
     def clear_dead(self) -> None:
-        self._clear(self.mask.value)
+        self._clear(self.live_entries())
 
     @abc.abstractmethod
     def _initial_mask(self) -> np.ndarray:
@@ -187,12 +212,12 @@ class Masked(Parametrization):
 
     def _initialize(self, shape: tuple[int, ...], dtype: Any = None) -> Any:
         if in_stateless_scope():  # only shapes are traced
-            return keras.ops.zeros(shape, dtype="bool")
+            return keras.ops.zeros(shape, dtype=self.mask_dtype)
         mask = self._initial_mask()
         if not self.awaits_values:
             self._clear(placed(mask, self.weight.variable))
         self._weight = dataclasses.replace(self.weight, drawn_mask=None)
-        return keras.ops.convert_to_tensor(mask)
+        return self.packed(keras.ops.convert_to_tensor(mask))
 
 
 def quantized_value(

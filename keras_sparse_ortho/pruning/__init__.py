@@ -1,7 +1,11 @@
 """Whole models made sparse: `sparsify`, `prune`, `apply_masks`, `parametrize`, `narrow`."""
 
 from keras_sparse_ortho.pruning._apply_masks import apply_masks
-from keras_sparse_ortho.pruning._blocks import why_not_on_blocks
+from keras_sparse_ortho.pruning._blocks import (
+    BlockPlan,
+    block_for,
+    why_not_on_blocks,
+)
 from keras_sparse_ortho.pruning._draw_kernels import draw_kernels
 from keras_sparse_ortho.pruning._narrow import narrow
 from keras_sparse_ortho.pruning._parametrize import parametrize

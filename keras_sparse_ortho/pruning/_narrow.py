@@ -64,7 +64,8 @@ def narrow(
             theirs.
         data: A few hundred rows of inputs, as for `prune`; labels are not used.
         table: WidthTable of the model, from `kso.widths`, where several networks are made: errors
-            are not measured again.
+            are not measured again, and kernels are refitted on the rows of the table. A model that
+            was trained further keeps the table's errors and order; it is refitted on `data`.
         cost: `"parameters"`, `"flops"`, `"bytes"`, or a callable, as for `WidthTable.search`.
         multiple_of: int. Searched widths are multiples of it.
 
@@ -84,7 +85,8 @@ def narrow(
             channels that `remove_channels` cannot take out.
 
     Limits: removing half of the channels often costs little, removing three quarters needs training
-    afterwards. Memory holds two matrices `k^2` for each kernel of `k` inputs (times taps).
+    afterwards. Memory holds two matrices `k^2` for each kernel of `k` inputs (times taps), a table
+    one.
     Subclassed models have no groups: `prune` them to blocks instead.
 
     Examples:
@@ -106,7 +108,6 @@ def narrow(
     groups = channel_groups(model)
     batches = calibration_batches(model, data)
     zeroed = strip(model)  # a copy
-    moments = None
     if isinstance(widths, Mapping):
         new_widths = checked_widths(groups, widths)
     else:
@@ -125,10 +126,7 @@ def narrow(
         for group in groups
         if new_widths.get(group.name, group.width) < group.width
     ]
-    if moments is None:
-        moments = ReaderMoments.measured(
-            zeroed, narrower, batches, shows_progress()
-        )
+    moments = _moments(zeroed, narrower, batches, table)
     order = (
         _order(narrower, new_widths, moments)
         if table is None
@@ -136,7 +134,7 @@ def narrow(
     )
     for path, rows in _rows_to_remove(narrower, new_widths, order).items():
         kernel = refitted_without(
-            moments.kernel(path), moments.gram(path), rows
+            moments.kernel(path), moments.grams[path], rows
         )
         variable, value = moments.pair(path, kernel)
         assign(variable, value)
@@ -147,6 +145,18 @@ def narrow(
     narrowed_model = remove_channels(zeroed)
     _check_widths(narrowed_model, new_widths)
     return narrowed_model
+
+
+def _moments(
+    model: keras.Model,
+    groups: Sequence[ChannelGroup],
+    batches: Sequence[Any],
+    table: WidthTable | None,
+) -> ReaderMoments:
+    """The moments that the table has of these weights; else they are measured."""
+    if table is not None and table.is_of(model):
+        return ReaderMoments.of_grams(model, table.grams)
+    return ReaderMoments.measured(model, groups, batches, shows_progress())
 
 
 def _order(

@@ -7,6 +7,12 @@ from keras_sparse_ortho.quantization._fake_quantize import (
     integers_of,
     ranges_of,
 )
+from keras_sparse_ortho.quantization._keeps_range import keeps_range
+from keras_sparse_ortho.quantization._kernel_rounding import (
+    ROUNDINGS,
+    Rounding,
+    kernel_rounding,
+)
 from keras_sparse_ortho.quantization._quantize_aware import quantize_aware
 from keras_sparse_ortho.quantization._quantize_wrapper import (
     QuantizeWrapper,
@@ -14,4 +20,4 @@ from keras_sparse_ortho.quantization._quantize_wrapper import (
 )
 from keras_sparse_ortho.quantization._round_biases import round_biases
 
-__all__ = ["quantize_aware", "round_biases"]
+__all__ = ["keeps_range", "kernel_rounding", "quantize_aware", "round_biases"]

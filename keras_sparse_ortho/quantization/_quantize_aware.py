@@ -37,6 +37,11 @@ from keras_sparse_ortho.models import (
     verb,
 )
 from keras_sparse_ortho.parametrizations import FakeQuantization
+from keras_sparse_ortho.quantization._keeps_range import keeps_range
+from keras_sparse_ortho.quantization._kernel_rounding import (
+    kernel_rounding,
+    warn_of_unknown,
+)
 from keras_sparse_ortho.quantization._quantize_wrapper import (
     FUSED,
     QuantizeWrapper,
@@ -56,9 +61,11 @@ def plan_quantize_aware(
 ) -> Plan:
     """Plans `quantize_aware`, with the same arguments."""
     quantizer = _checked_quantizer(weights, activations)
-    known = prunable_weights(model)
-    chosen, left_out = _chosen(model, known, exclude)
-    _refuse_quantized(model, known)
+    matrices = prunable_weights(model, unregistered=True)
+    chosen, left_out = _chosen(model, matrices, exclude)
+    _refuse_quantized(model, matrices)
+    unregistered = [weight for weight in chosen if not weight.registered]
+    chosen = [weight for weight in chosen if weight.registered]
     if quantizer is None:
         chosen = []
     elif not chosen:
@@ -76,6 +83,13 @@ def plan_quantize_aware(
     if plain:
         refuse_unfit(model, plain, "no kernel")
 
+    if quantizer is not None:
+        unregistered = [
+            weight
+            for weight in unregistered
+            if id(weight.owner) not in left_out
+        ]
+        warn_of_unknown(chosen, unregistered)
     targets = {weight.path: _target(weight, quantizer) for weight in chosen}
     layer_changes = {}
     for layer, _ in walk(model, ""):
@@ -185,6 +199,9 @@ def _target(
     weight: PrunableWeight, quantizer: FakeQuantization | None
 ) -> Target:
     """The rounded form of a kernel; a plain one gets a full mask to be wrapped."""
+    is_by_kernel = kernel_rounding(weight.owner) == "by kernel"
+    if quantizer is not None and is_by_kernel:
+        quantizer = FakeQuantization(quantizer.dtype, per="kernel")
     if weight.storage is not None:
         return Target("rounded", quantizer=quantizer)
     full_mask = Draw(np.ones(weight.shape, bool))
@@ -224,17 +241,17 @@ def _chosen(
     excluded_paths = {weight.path for weight in excluded_weights}
     chosen = []
     for weight in known:
-        is_table = isinstance(weight.owner, keras.layers.Embedding)
+        is_float = kernel_rounding(weight.owner) == "floats"
         is_recurrent = any(
             issubclass(kind, keras.layers.RNN) for kind in weight.inside
         )
         if (
             weight.path not in excluded_paths
-            and not is_table
+            and not is_float
             and not is_recurrent
         ):
             chosen.append(weight)
-    owners = {id(weight.owner) for weight in chosen}
+    owners = {id(weight.owner) for weight in chosen if weight.registered}
     excluded_owners = {
         id(weight.owner) for weight in known if weight.path in excluded_paths
     }
@@ -267,32 +284,6 @@ def _parted(
 
 
 L = keras.layers
-# Their output has the range of their input, or has zeros beside.
-_PASS_ON_BY_RANK = (
-    "SpatialDropout",
-    "MaxPooling",
-    "GlobalMaxPooling",
-    "ZeroPadding",
-    "Cropping",
-)
-_OF_ANY_RANK = (
-    L.Flatten,
-    L.Reshape,
-    L.Permute,
-    L.RepeatVector,
-    L.InputLayer,
-    L.Identity,
-    L.Dropout,
-    L.GaussianDropout,
-    L.GaussianNoise,
-    L.AlphaDropout,
-)
-_OF_ONE_RANK = [
-    getattr(L, f"{name}{rank}D")
-    for name in _PASS_ON_BY_RANK
-    for rank in (1, 2, 3)
-]
-_PASS_ON = (*_OF_ANY_RANK, *_OF_ONE_RANK)
 # Operations of a graph that only move entries about.
 _MOVING = (
     "BroadcastTo",
@@ -439,9 +430,7 @@ def passes_on(call: GraphCall) -> bool:
     """Whether the output of a layer, or an operation, has the range of its input."""
     layer = innermost(call.operation)
     if isinstance(layer, L.Layer):
-        if isinstance(layer, L.Activation):
-            return layer.activation is keras.activations.linear
-        return isinstance(layer, _PASS_ON)
+        return keeps_range(layer)
     name = type(layer).__name__
     if name == "Pad":  # with zeros, which are in every range
         return all(setting is None for setting in call.settings)

@@ -1,5 +1,5 @@
 """Recovery: what pruning or quantization took from a trained model, without labels."""
 
-from keras_sparse_ortho.recovery._distill import distill
+from keras_sparse_ortho.recovery._distill import LOGITS, distill, with_features
 
 __all__ = ["distill"]

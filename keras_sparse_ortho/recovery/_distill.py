@@ -190,7 +190,7 @@ class _Targets:
             count = len(keras.tree.flatten(teacher.outputs))
         feature_count = len(values) - count
         logits = [
-            _LOGITS[kind] for kind in _output_kinds_of(teacher, outputs, count)
+            LOGITS[kind] for kind in _output_kinds_of(teacher, outputs, count)
         ]
         logits += [_unchanged] * feature_count
         names = [f"output_{number}" for number in range(count)]
@@ -219,8 +219,8 @@ def _with_equal_features(
     """Both models with their features, if both are graphs and have as many; else as they are."""
     if not (computes_its_graph(student) and computes_its_graph(teacher)):
         return student, teacher
-    student_end = _with_features(student)
-    teacher_end = _with_features(teacher)
+    student_end = with_features(student)
+    teacher_end = with_features(teacher)
     student_shapes = [tensor.shape for tensor in student_end.outputs]
     teacher_shapes = [tensor.shape for tensor in teacher_end.outputs]
     if student_shapes != teacher_shapes:
@@ -302,7 +302,7 @@ class _Rows(keras.utils.PyDataset):
         return rows_at(self._x, indices), rows_at(self._targets, indices)
 
 
-def _with_features(model: keras.Model) -> keras.Model:
+def with_features(model: keras.Model) -> keras.Model:
     """The graph with the inputs of its last layers as further outputs."""
     makers = {
         id(tensor): call
@@ -342,16 +342,16 @@ def _output_kinds_of(
     outputs: str | Sequence[str] | None,
     count: int,
 ) -> list[str]:
-    """The kind of each output, a key of `_LOGITS`: as given, or as the teacher shows."""
+    """The kind of each output, a key of `LOGITS`: as given, or as the teacher shows."""
     if outputs is None:
         kinds = output_kinds(teacher, count)
         return [kind.probabilities or "values" for kind in kinds]
     names = list(outputs)
     if isinstance(outputs, str):
         names = [outputs] * count
-    if len(names) != count or any(name not in _LOGITS for name in names):
+    if len(names) != count or any(name not in LOGITS for name in names):
         raise ValueError(
-            f"`outputs` must be one of {sorted(_LOGITS)}, or a list with one of them for each of "
+            f"`outputs` must be one of {sorted(LOGITS)}, or a list with one of them for each of "
             f"the {count} outputs. Received: outputs={outputs!r}"
         )
     return names
@@ -368,7 +368,7 @@ def _centered_logarithm(p: Tensor) -> Tensor:
 
 
 # From outputs of a kind to the logits that the squared error compares.
-_LOGITS: dict[str, ToLogits] = {
+LOGITS: dict[str, ToLogits] = {
     "softmax": _centered_logarithm,
     "sigmoid": _logit,
     "values": _unchanged,

@@ -6,6 +6,7 @@ from keras_sparse_ortho.saliency._magnitude import magnitude
 from keras_sparse_ortho.saliency._random import random
 from keras_sparse_ortho.saliency._saliency import Saliency
 from keras_sparse_ortho.saliency._score import (
+    SCORES,
     LossScore,
     ModelScore,
     Need,

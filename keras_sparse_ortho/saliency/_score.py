@@ -25,7 +25,7 @@ from keras_sparse_ortho.saliency._saliency import Saliency
 Need = Literal["nothing", "loss", "inputs"]
 ScoreClass = TypeVar("ScoreClass", bound="type[Score]")
 
-_SCORES: dict[str, Score] = {}
+SCORES: dict[str, Score] = {}
 
 
 class Score:
@@ -180,7 +180,7 @@ def register_score(kind: ScoreClass) -> ScoreClass:
         ...         squares = loss.gradient(np.square)
         ...         return [s * w.raw_value() ** 2 for s, w in zip(squares, weights)]
     """
-    _SCORES[kind.name] = kind()
+    SCORES[kind.name] = kind()
     return kind
 
 
@@ -188,9 +188,9 @@ def as_score(score: object) -> Score:
     """Returns a score from its name or object; raises ValueError for another value."""
     if isinstance(score, Score):
         return score
-    if isinstance(score, str) and score in _SCORES:
-        return _SCORES[score]
-    names = ", ".join(f'"{name}"' for name in sorted(_SCORES))
+    if isinstance(score, str) and score in SCORES:
+        return SCORES[score]
+    names = ", ".join(f'"{name}"' for name in sorted(SCORES))
     raise ValueError(
         f"`score` must be one of {names}.{for_value('score', score)} Received: score={score!r}"
     )
@@ -198,7 +198,7 @@ def as_score(score: object) -> Score:
 
 def is_model_score(name: str) -> bool:
     """Whether a name is that of a registered `ModelScore`."""
-    return isinstance(_SCORES.get(name), ModelScore)
+    return isinstance(SCORES.get(name), ModelScore)
 
 
 def scored_weights(

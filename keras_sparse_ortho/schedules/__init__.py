@@ -6,10 +6,19 @@ from keras_sparse_ortho.schedules._schedule import (
     Linear,
     OneShot,
     Polynomial,
+    Ramp,
     Schedule,
     TfmotSchedule,
     as_schedule,
     default_frequency,
 )
 
-__all__ = ["Constant", "Cubic", "Linear", "OneShot", "Polynomial", "Schedule"]
+__all__ = [
+    "Constant",
+    "Cubic",
+    "Linear",
+    "OneShot",
+    "Polynomial",
+    "Ramp",
+    "Schedule",
+]

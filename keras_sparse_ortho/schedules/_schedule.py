@@ -233,19 +233,74 @@ class OneShot(Constant):
         return {"density": self.density, "step": self.begin_step}
 
 
-@keras.saving.register_keras_serializable(package="keras_sparse_ortho")
-class Polynomial(Schedule):
-    """Density that falls from `initial_density` to `density`: TFMOT's `PolynomialDecay`.
+class Ramp(Schedule):
+    """Density that falls from `initial_density` to `density`: the base of schedules of your own.
 
-    With `u = (t - begin_step) / (end_step - begin_step)`, clipped to [0, 1]:
+    With `u = (t - begin_step) / (end_step - begin_step)`, at most 1:
+
+        d(t) = between(initial_density, density, u) from `begin_step` on, and 1 before
+
+    A subclass implements `between`. One with more arguments has a constructor, which keeps each
+    as an attribute of its name; `keras.saving.register_keras_serializable` lets models with the
+    schedule be loaded.
+
+    Args:
+        initial_density: float in (0, 1]. Live fraction at `begin_step`; nothing is pruned before.
+
+    The other arguments, and errors, are those of `Schedule`; `end_step` comes after `begin_step`.
+
+    Examples:
+        >>> class Sine(Ramp):
+        ...     def between(self, initial, final, progress):
+        ...         return initial + (final - initial) * math.sin(math.pi / 2 * progress)
+        >>> round(Sine(0.1, begin_step=0, end_step=1000).at(500), 4)
+        0.3636
+    """
+
+    @other_keywords
+    def __init__(
+        self,
+        density: float | None = None,
+        begin_step: int | float = 0.0,
+        end_step: int | float = 0.7,
+        initial_density: float = 1.0,
+        frequency: int | None = None,
+    ) -> None:
+        super().__init__(density, begin_step, end_step, frequency)
+        if (
+            type(self.begin_step) is type(self.end_step)
+            and end_step <= begin_step
+        ):
+            raise ValueError(
+                f"`end_step` must come after `begin_step`. Received: {begin_step=}, {end_step=}"
+            )
+        self.initial_density = check_density(initial_density)
+
+    @abc.abstractmethod
+    def between(self, initial: float, final: float, progress: float) -> float:
+        """The live fraction at `progress`: `initial` where that is 0, `final` where it is 1."""
+
+    def at(self, step: int) -> float:
+        begin, end = self._steps()
+        if end is None or step < begin:
+            return 1.0
+        progress = (step - begin) / max(end - begin, 1)
+        progress = min(progress, 1.0)
+        return self.between(
+            self.initial_density, self._final_density(), progress
+        )
+
+
+@keras.saving.register_keras_serializable(package="keras_sparse_ortho")
+class Polynomial(Ramp):
+    """A `Ramp` that follows a power of `1 - u`: TFMOT's `PolynomialDecay`.
 
         d(t) = final + (initial - final) * (1 - u) ** power
 
     Args:
-        initial_density: float in (0, 1]. Live fraction at `begin_step`; nothing is pruned before.
         power: positive float. The exponent.
 
-    The other arguments, and errors, are those of `Schedule`; `end_step` comes after `begin_step`.
+    The other arguments, and errors, are those of `Ramp`.
 
     Examples:
         >>> round(Polynomial(0.1, begin_step=0, end_step=1000, power=2.0).at(500), 3)
@@ -262,32 +317,17 @@ class Polynomial(Schedule):
         power: float = 3.0,
         frequency: int | None = None,
     ) -> None:
-        super().__init__(density, begin_step, end_step, frequency)
-        if (
-            type(self.begin_step) is type(self.end_step)
-            and end_step <= begin_step
-        ):
-            raise ValueError(
-                f"`end_step` must come after `begin_step`. Received: {begin_step=}, {end_step=}"
-            )
+        super().__init__(
+            density, begin_step, end_step, initial_density, frequency
+        )
         self.power = check_number("power", power)
         if self.power <= 0:
             raise ValueError(
                 f"`power` must be positive. Received: power={power!r}"
             )
-        self.initial_density = check_density(initial_density)
 
-    def at(self, step: int) -> float:
-        begin, end = self._steps()
-        if end is None or step < begin:
-            return 1.0
-        progress = (step - begin) / max(end - begin, 1)
-        progress = min(progress, 1.0)
-        final = self._final_density()
-        return (
-            final
-            + (self.initial_density - final) * (1 - progress) ** self.power
-        )
+    def between(self, initial: float, final: float, progress: float) -> float:
+        return final + (initial - final) * (1 - progress) ** self.power
 
 
 class _FixedPower(Polynomial):

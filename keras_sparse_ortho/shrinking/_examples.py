@@ -14,8 +14,9 @@ from keras_sparse_ortho._checked_data import (
 )
 from keras_sparse_ortho._data import all_rows, rows_at
 from keras_sparse_ortho._keras_internals import warn_user
-from keras_sparse_ortho.models import output_kinds
+from keras_sparse_ortho.models import output_kinds, output_names
 from keras_sparse_ortho.shrinking._judge import Judge, Metric
+from keras_sparse_ortho.shrinking._max_drop import MaxDrop, check_output_names
 
 _HELD_SHARE = 0.25  # of the examples judge, at most:
 _MOST_HELD = 2000
@@ -47,6 +48,7 @@ class Examples:
         metric: As for `shrink`.
         seed: int. As for `shrink`.
         seconds: float. How long `shrink` may take.
+        max_drop: As for `shrink`.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class Examples:
         metric: str | Metric | None,
         seed: int,
         seconds: float,
+        max_drop: MaxDrop,
     ) -> None:
         rows = all_rows(
             data, seconds=max(_READING_SHARE * seconds, _LEAST_READING)
@@ -91,6 +94,8 @@ class Examples:
             labels = [labels[name] for name in model.output_names]
         held_labels = None if labels is None else rows_at(labels, judging)
         outputs = keras.tree.flatten(answers)
+        names = output_names(model, answers)
+        check_output_names(max_drop, names)
         if not all(np.isfinite(output).all() for output in outputs):
             raise ValueError(
                 "The outputs of the model must be finite on `data`, or no file can be judged. "
@@ -98,7 +103,7 @@ class Examples:
             )
         kinds = output_kinds(original, len(outputs))
         self.logits = [kind.probabilities or "values" for kind in kinds]
-        self.judge = Judge(outputs, held_labels, metric, kinds)
+        self.judge = Judge(outputs, held_labels, metric, kinds, names, max_drop)
         if self.judge.is_by_chance and not are_equal:
             warn_user(
                 "These rows cannot tell a good file from a bad one: the model scores no better on "

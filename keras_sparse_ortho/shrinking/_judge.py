@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -12,6 +12,7 @@ from scipy.special import expit, softmax
 
 from keras_sparse_ortho._foreign_names import for_value
 from keras_sparse_ortho.models import UNKNOWN, OutputKind
+from keras_sparse_ortho.shrinking._max_drop import MaxDrop, limit_of
 
 Metric = Callable[[np.ndarray, np.ndarray], np.ndarray]
 """From the wanted and the given outputs of some examples to a score in [0, 1] for each of them."""
@@ -25,6 +26,7 @@ _SURE = 3.0  # standard deviations
 # refused; the second is enough.
 _LEAST_SKILL, _MOST_SKILL = 0.1, 0.5
 _ROUNDING = 1e-6  # of a metric of the user beyond 0 and 1
+_LEAST_LIMIT = 1e-9  # that divides a loss
 # Between two classes, by the end of their one output.
 _HALVES = {
     "sigmoid": 0.5,
@@ -83,21 +85,45 @@ NO_SCORE = Score(math.nan, math.nan, math.nan)
 
 
 @dataclasses.dataclass(frozen=True)
+class OutputScore:
+    """The worth of one output of a file on the held examples.
+
+    Attributes:
+        measure: str. The score, such as "accuracy" or "closeness".
+        mean: float. The score.
+        lost: float. Its drop from the dense model's.
+        margin: float. The standard error of this drop.
+    """
+
+    measure: str
+    mean: float
+    lost: float
+    margin: float
+
+    def share_of(self, limit: float) -> float:
+        """The loss with one standard error, as a share of its limit."""
+        return (self.lost + self.margin) / max(limit, _LEAST_LIMIT)
+
+
+@dataclasses.dataclass(frozen=True)
 class Verdict:
     """The worth of a file on the held examples.
 
     Attributes:
         score: The mean over the outputs of the model.
-        lost: float. The drop of the score in the output that lost most.
+        lost: float. The drop of the score in the output that comes nearest to its limit, or that is
+            farthest beyond.
         margin: float. The standard error of this drop.
         agreement: float. The share of answers with the dense model's class, over all outputs of
             classes; nan without such an output.
+        outputs: mapping from the name of each output to its OutputScore.
     """
 
     score: Score = NO_SCORE
     lost: float = math.inf
     margin: float = 0.0
     agreement: float = math.nan
+    outputs: Mapping[str, OutputScore] = dataclasses.field(default_factory=dict)
 
 
 class Judge:
@@ -108,6 +134,8 @@ class Judge:
         labels: Labels of these examples, one array for each output, or `None`.
         metric: One of `METRICS`, a function, or `None` for the one that fits an output.
         kinds: The meaning of each output. Default: nothing is known of them.
+        names: The name of each output. Default: their numbers.
+        max_drop: The limits, which say which output decides. Default: all have the same.
     """
 
     def __init__(
@@ -116,6 +144,8 @@ class Judge:
         labels: Any,
         metric: str | Metric | None,
         kinds: Sequence[OutputKind] | None = None,
+        names: Sequence[str] | None = None,
+        max_drop: MaxDrop = 1.0,
     ) -> None:
         _check_metric(metric)
         labels_by_output: list[Any] = [None] * len(outputs)
@@ -129,6 +159,10 @@ class Judge:
             )
         if kinds is None:
             kinds = [UNKNOWN] * len(outputs)
+        if names is None:
+            names = [f"output_{k}" for k in range(1, len(outputs) + 1)]
+        self._names = names
+        self._max_drop = max_drop
         self._outputs = [
             _Output(dense, label, metric, kind)
             for dense, label, kind in zip(
@@ -150,23 +184,44 @@ class Judge:
         return _interval(np.mean(self._scores(outputs), axis=0))
 
     def verdict(self, outputs: list[np.ndarray]) -> Verdict:
-        """The score, and what is lost in the output that loses most."""
+        """The score, what each output loses, and the loss that decides."""
         scores = self._scores(outputs)
-        drops = [
-            dense - file
-            for dense, file in zip(self._dense, scores, strict=True)
+        by_output = self._output_scores(scores)
+        shares = [
+            output.share_of(limit_of(self._max_drop, name))
+            for name, output in by_output.items()
         ]
-        losses = [float(drop.mean()) for drop in drops]
-        margins = [float(drop.std() / math.sqrt(len(drop))) for drop in drops]
-        index = int(np.argmax(np.add(losses, margins)))
+        name = self._names[int(np.argmax(shares))]
         agreements = [
             np.mean(output.agreement(array))
             for output, array in zip(self._outputs, outputs, strict=True)
             if output.is_class
         ]
         agreement = float(np.mean(agreements)) if agreements else math.nan
-        score = _interval(np.mean(scores, axis=0))
-        return Verdict(score, losses[index], margins[index], agreement)
+        return Verdict(
+            _interval(np.mean(scores, axis=0)),
+            by_output[name].lost,
+            by_output[name].margin,
+            agreement,
+            by_output,
+        )
+
+    def _output_scores(
+        self, scores: list[np.ndarray]
+    ) -> dict[str, OutputScore]:
+        """The score of each output, and how much less than the dense model's it is."""
+        by_output = {}
+        for name, output, dense, file in zip(
+            self._names, self._outputs, self._dense, scores, strict=True
+        ):
+            drops = dense - file
+            by_output[name] = OutputScore(
+                measure=output.name,
+                mean=float(file.mean()),
+                lost=float(drops.mean()),
+                margin=float(drops.std() / math.sqrt(len(drops))),
+            )
+        return by_output
 
     @property
     def is_by_chance(self) -> bool:

@@ -42,12 +42,14 @@ from keras_sparse_ortho.quantization import quantize_aware
 from keras_sparse_ortho.recovery import distill
 from keras_sparse_ortho.schedules import Cubic
 from keras_sparse_ortho.shrinking._examples import Examples
+from keras_sparse_ortho.shrinking._max_drop import MaxDrop, scaled
 from keras_sparse_ortho.shrinking._shrink_report import Trial, frontier_of
 
 _DENSITIES = (0.5, 0.35, 0.2, 0.1, 0.05)
 _FIRST_DENSITY = 2  # the number of the one that is tried first
 _FIRST_SHARE = 0.5  # of the cost of the dense network
 _LEAST_SHARE = 0.02
+_TABLE_SHARE = 0.5  # of the time that is left, for the table of widths
 _NEAR_ENOUGH = 0.08  # between a share that is good and one that is not, relative to the first
 _COMPARED = 16  # examples, one by one in Keras with a file
 _BATCH = 64
@@ -79,7 +81,7 @@ class Search:
         packed: bool. Whether sizes are under gzip.
         say: Steps. Logs what is done, and knows how long the call has taken.
         seconds: float. How long the call may take.
-        max_drop: float. The largest loss of a good file.
+        max_drop: float or dict by output. The largest losses of a good file.
         seed: int. Decides the order of training.
         prefer: str. The measure that narrower networks save: `"bytes"`, `"ms"` or `"both"`.
     """
@@ -93,7 +95,7 @@ class Search:
         packed: bool,
         say: Steps,
         seconds: float,
-        max_drop: float,
+        max_drop: MaxDrop,
         seed: int,
         prefer: str = "both",
     ) -> None:
@@ -211,10 +213,18 @@ class Search:
 
     def _width_table(self) -> WidthTable | None:
         """The errors of widths; `None` for a model of which nothing can be narrowed."""
+        seconds = _TABLE_SHARE * (self._seconds - self._say())
+        if seconds <= 0.0:
+            self.untried.append("a table of widths")
+            return None
         self._say("a table of widths")
         try:
             with without_warnings():
-                return widths(self._model, self._examples.calibration)
+                return widths(
+                    self._model,
+                    self._examples.calibration,
+                    minutes=seconds / 60.0,
+                )
         # Any: there are other ways, and the dense files.
         except Exception as error:
             self.trials.append(Trial("narrowed", "", reason=_shortly(error)))
@@ -234,10 +244,10 @@ class Search:
         name = f"narrowed to {share:.2g}"
         make = partial(self._narrowed, choice, table)
         trial, model = self._try_made(name, make, {}, route, choice)
-        if (
-            trial.loses_at_most(_WORTH_TRAINING * self._max_drop)
-            or model is None
-        ):
+        is_good_enough = trial.loses_at_most(
+            scaled(self._max_drop, _WORTH_TRAINING)
+        )
+        if is_good_enough or model is None:
             return name, model, trial.loses_at_most(self._max_drop)
         is_little = table.predicted(choice) < _LITTLE
         rate = _LOW_RATE if is_little else _NARROW_RATE
@@ -253,7 +263,8 @@ class Search:
         trained_trial, trained = self._try_made(
             trained_name, make, training, route, choice
         )
-        if trained_trial.mean > trial.mean:
+        share_before = trial.share_of_limit(self._max_drop)
+        if trained_trial.share_of_limit(self._max_drop) < share_before:
             return (
                 trained_name,
                 trained,
@@ -349,8 +360,9 @@ class Search:
             attempts.append((trial, model, method))
             if trial.loses_at_most(self._max_drop) or self._is_late():
                 break
-        trial, model, method = max(
-            attempts, key=lambda attempt: attempt[0].mean
+        trial, model, method = min(
+            attempts,
+            key=lambda attempt: attempt[0].share_of_limit(self._max_drop),
         )
         return trial.name, model, method, trial.loses_at_most(self._max_drop)
 
@@ -501,6 +513,7 @@ class Search:
                 lost=verdict.lost,
                 margin=verdict.margin,
                 agreement=verdict.agreement,
+                outputs=verdict.outputs,
                 widths=dict(choice or {}),
                 in_floats=report.in_floats,
             )
@@ -521,9 +534,14 @@ class Search:
         return outputs
 
     def _is_late(self) -> bool:
-        """Whether another trial, of as many seconds as a dense file takes, would end too late."""
+        """Whether another trial would end too late.
+
+        It takes as many seconds as a dense file, or a network that was narrowed at once.
+        """
         trial_times = [
-            trial.seconds for trial in self.trials if trial.name == "dense"
+            trial.seconds
+            for trial in self.trials
+            if trial.name == "dense" or _is_narrowed_at_once(trial)
         ]
         return self._say() + max(trial_times, default=0.0) > self._seconds
 
@@ -533,6 +551,10 @@ class Search:
         times = latencies([self._files[k] for k in numbers])
         for k, ms in zip(numbers, times, strict=True):
             self.trials[k] = dataclasses.replace(self.trials[k], ms=ms)
+
+
+def _is_narrowed_at_once(trial: Trial) -> bool:
+    return bool(trial.widths) and not trial.name.endswith("trained")
 
 
 def _cost_of(table: WidthTable, prefer: str) -> Costs:

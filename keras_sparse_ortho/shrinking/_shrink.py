@@ -2,7 +2,7 @@
 
 import gzip
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -14,6 +14,11 @@ from keras_sparse_ortho.export import Steps, check_path
 from keras_sparse_ortho.models import strip
 from keras_sparse_ortho.shrinking._examples import Examples
 from keras_sparse_ortho.shrinking._judge import Metric
+from keras_sparse_ortho.shrinking._max_drop import (
+    MaxDrop,
+    checked_max_drop,
+    max_drop_as_text,
+)
 from keras_sparse_ortho.shrinking._search import Search
 from keras_sparse_ortho.shrinking._shrink_report import ShrinkReport, Trial
 
@@ -28,7 +33,7 @@ def shrink(
     data: Any,
     path: str | os.PathLike[str],
     *,
-    max_drop: float = 0.01,
+    max_drop: float | Mapping[str, float] = 0.01,
     max_bytes: int | None = None,
     max_ms: float | None = None,
     minutes: float = 10.0,
@@ -60,11 +65,14 @@ def shrink(
         data: Examples as for `fit`, `x` or `(x, y)`, like those the model will see; some thousands
             are best, and at least 32 are needed.
         path: str or path. Where to write, `*.tflite`; with `*.tflite.gz`, sizes are under gzip.
-        max_drop: float. The largest loss of the score, `0.01` for one point.
+        max_drop: float. The largest loss of the score, `0.01` for one point. Or a dict with a
+            limit for each output, as `{"class": 0.01, "box": 0.05}`, by the keys of outputs in a
+            dict, or the names of the layers that return them (`model.output_names`).
         max_bytes: int. The largest file.
         max_ms: float. The longest call, one example on one thread of this machine.
         minutes: float. How long to try. No trial starts that would end later, if it takes as long
-            as a dense file took. With 0, dense files alone.
+            as the longest one of a dense network, or one that was narrowed at once; the table of
+            widths has half of the time that is left. With 0, dense files alone.
         metric: `"expected accuracy"` or `"agreement"`, for classes; `"closeness"`; or a function
             of wanted and given outputs that scores each example between 0 and 1, the best.
         prefer: str. The measure that decides among files within the limits: `"bytes"`; `"ms"`; or
@@ -79,7 +87,8 @@ def shrink(
     Raises:
         ShrinkError: If no file is within the limits. Nothing is written then.
         ValueError: If an argument does not fit the model: rows of another shape, of text, or not
-            finite; labels that are no numbers; a metric for which lower is better.
+            finite; labels that are no numbers; a metric for which lower is better; a `max_drop` by
+            output that misses an output, or names another.
 
     Warns:
         UserWarning: Equal rows; rows or labels on which the model scores as if by chance; sample
@@ -101,14 +110,14 @@ def shrink(
     Reference: Kurtic et al., "ZipLM" (NeurIPS 2023), arXiv 2302.04089, for widths by their errors.
     """
     target = check_path(path)
-    max_drop = check_number("max_drop", max_drop)
+    max_drop = checked_max_drop(max_drop)
     limits = _checked_limits(max_bytes, max_ms)
     seconds = 60.0 * _checked_minutes(minutes)
     _check_preference(prefer)
     say = Steps(verbose)
     packed = target.name.endswith(".gz")
     stripped = strip(model)
-    examples = Examples(model, stripped, data, metric, seed, seconds)
+    examples = Examples(model, stripped, data, metric, seed, seconds, max_drop)
     with staging(target.parent, target.name) as folder:
         search = Search(
             stripped,
@@ -135,7 +144,7 @@ def shrink(
             search.contents(taken),
         )
         if taken is None:
-            texts = [f"max_drop={max_drop:g}"]
+            texts = [f"max_drop={max_drop_as_text(max_drop)}"]
             texts += [f"{name}={limit:g}" for name, limit in limits.items()]
             raise ShrinkError(
                 f"No file is within the limits: {', '.join(texts)}. Received:\n{report}"
@@ -178,7 +187,7 @@ def _check_preference(prefer: Any) -> None:
 
 def _choice(
     trials: Sequence[Trial],
-    max_drop: float,
+    max_drop: MaxDrop,
     limits: dict[str, float],
     prefer: str,
 ) -> Trial | None:

@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING
 from keras_sparse_ortho._files import atomic_write_bytes, path_of
 from keras_sparse_ortho._foreign_names import Answering
 from keras_sparse_ortho._text import printable_lines
-from keras_sparse_ortho.shrinking._judge import NO_SCORE, Score
+from keras_sparse_ortho.shrinking._judge import (
+    NO_SCORE,
+    OutputScore,
+    Score,
+)
+from keras_sparse_ortho.shrinking._max_drop import MaxDrop, limit_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,6 +24,7 @@ if TYPE_CHECKING:
 _WIDE = 5.0  # points between the ends of an interval
 _DIGITS = 9  # 1 - 0.99 is more than 0.01
 _NAME_WIDTH = 34
+_OUTPUT_WIDTH = 12  # the longest name of an output in the table
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,13 +40,14 @@ class Trial(Answering):
         ms: float. Median time of one call with one example, on one thread of this machine.
         seconds: float. From the dense model to the file.
         reason: Why there is no file; then the figures are infinite, or nan.
-        lost: float. How much less than the dense model's the score is, in the output that lost
-            most.
+        lost: float. How much less than the dense model's the score is, in the output that comes
+            nearest to its limit, or that is farthest beyond it.
         margin: float. The standard error of `lost`.
         agreement: float. The share of answers that are the dense model's class; nan if no output
             is a class.
         widths: dict. The channels of each group that were left, by its name; empty if none went.
         in_floats: Operations that an integer file computes in floats.
+        outputs: dict. By the name of each output its `measure`, `mean` score, `lost` and `margin`.
     """
 
     name: str
@@ -58,28 +65,59 @@ class Trial(Answering):
         default_factory=dict, repr=False
     )
     in_floats: tuple[str, ...] = ()
+    outputs: Mapping[str, OutputScore] = dataclasses.field(
+        default_factory=dict, repr=False
+    )
 
     @property
     def mean(self) -> float:
         """The mean of the score; -1 without a file."""
         return -1.0 if self.reason else self.score.mean
 
-    def loses_at_most(self, max_drop: float) -> bool:
-        """Whether there is a file, and its loss with one standard error is within the limit."""
-        return (
-            self.reason is None
-            and round(self.lost + self.margin, _DIGITS) <= max_drop
-        )
+    def loses_at_most(self, max_drop: MaxDrop) -> bool:
+        """Whether there is a file, and each loss with one standard error is within its limit.
+
+        Args:
+            max_drop: float, or dict by the name of each output. The limits.
+        """
+        if self.reason is not None:
+            return False
+        if not isinstance(max_drop, Mapping):
+            return round(self.lost + self.margin, _DIGITS) <= max_drop
+        for name, output in self.outputs.items():
+            if round(output.lost + output.margin, _DIGITS) > max_drop[name]:
+                return False
+        return True
+
+    def share_of_limit(self, max_drop: MaxDrop) -> float:
+        """The largest loss with one standard error, as a share of its limit; infinite without file.
+
+        Args:
+            max_drop: float, or dict by the name of each output. The limits.
+        """
+        if self.reason is not None:
+            return math.inf
+        shares = [
+            output.share_of(limit_of(max_drop, name))
+            for name, output in self.outputs.items()
+        ]
+        return max(shares)
 
     def beats(self, other: "Trial") -> bool:
-        """Whether the file is at least as good in score, bytes and time, and better in one."""
-        own_figures = (self.lost, self.bytes, self.ms)
-        other_figures = (other.lost, other.bytes, other.ms)
+        """Whether each score, bytes and time are as good as another file's, and one is better."""
+        own_figures = (*self._losses, self.bytes, self.ms)
+        other_figures = (*other._losses, other.bytes, other.ms)
         pairs = list(zip(own_figures, other_figures, strict=True))
         return (
             all(own <= theirs for own, theirs in pairs)
             and own_figures != other_figures
         )
+
+    @property
+    def _losses(self) -> tuple[float, ...]:
+        if not self.outputs:
+            return (self.lost,)
+        return tuple(output.lost for output in self.outputs.values())
 
 
 def frontier_of(trials: Sequence[Trial]) -> tuple[Trial, ...]:
@@ -106,7 +144,7 @@ class ShrinkReport(Answering):
             "and".
         rows: int. Held examples, which no file was made with.
         dense: Score of the dense Keras model.
-        max_drop: The most that the score of `taken` was to lose.
+        max_drop: float or dict. The most that the score of `taken` was to lose, or each output's.
         untried: Trials for which there was no time.
         contents: The compressed files of `frontier` and `taken`, by the number of the trial.
     """
@@ -117,7 +155,7 @@ class ShrinkReport(Answering):
     measure: str
     rows: int
     dense: Score
-    max_drop: float
+    max_drop: MaxDrop
     untried: tuple[str, ...] = ()
     contents: Mapping[int, bytes] = dataclasses.field(default_factory=dict)
 
@@ -182,9 +220,7 @@ class ShrinkReport(Answering):
         return words
 
     def _words_on_the_loss(self, taken: Trial) -> list[str]:
-        words = [
-            f"It loses {100 * taken.lost:.2f} points of {self.measure} on {self.rows} held rows."
-        ]
+        words = self._words_on_outputs(taken)
         if not math.isnan(taken.agreement) and self.measure != "agreement":
             words.append(
                 f"{100 * taken.agreement:.1f}% of its classes are the dense model's."
@@ -195,6 +231,20 @@ class ShrinkReport(Answering):
             count = len(taken.in_floats)
             words.append(
                 f"{count} operations of the file are in floats: `taken.in_floats`."
+            )
+        return words
+
+    def _words_on_outputs(self, taken: Trial) -> list[str]:
+        """The loss, of each output if there are several."""
+        if len(taken.outputs) <= 1:
+            points = f"{100 * taken.lost:.2f} points of {self.measure}"
+            return [f"It loses {points} on {self.rows} held rows."]
+        words = [f"On {self.rows} held rows it loses, with the standard error,"]
+        for name, output in taken.outputs.items():
+            limit = limit_of(self.max_drop, name)
+            words.append(
+                f"  {printable_lines(name)}: {100 * output.lost:.2f} +- "
+                f"{100 * output.margin:.2f} of {100 * limit:g} points of {output.measure}"
             )
         return words
 
@@ -255,9 +305,14 @@ class ShrinkReport(Answering):
     def __str__(self) -> str:
         """The table of trials, and the words on the choice."""
         frontier = self.frontier
+        columns = self._columns_of_outputs()
         titles = (
             f"  {'made by':{_NAME_WIDTH}}{'route':14}{'score':>8}{'95%':>14}"
         )
+        for name in columns:
+            titles += (
+                f"{printable_lines(name)[:_OUTPUT_WIDTH]:>{columns[name]}}"
+            )
         lines = [
             f"{titles}{'lost':>7}{'bytes':>12}{'gzip':>12}{'ms':>9}{'s':>5}"
         ]
@@ -272,11 +327,24 @@ class ShrinkReport(Answering):
                 lines.append(f"{line} no file: {printable_lines(trial.reason)}")
                 continue
             interval = f"{trial.score.low:.3f}-{trial.score.high:.3f}"
-            line += f"{trial.score.mean:8.4f}{interval:>14}{trial.lost:7.4f}"
+            line += f"{trial.score.mean:8.4f}{interval:>14}"
+            for name, width in columns.items():
+                line += f"{trial.outputs[name].mean:{width}.4f}"
             sizes = f"{trial.bytes:12,}{trial.gzip_bytes:12,}"
-            lines.append(f"{line}{sizes}{trial.ms:9.3g}{trial.seconds:5.0f}")
+            line += f"{trial.lost:7.4f}{sizes}"
+            lines.append(f"{line}{trial.ms:9.3g}{trial.seconds:5.0f}")
         lines.append("* no other file is as good in score, bytes and time")
         return "\n".join([*lines, "", *self.words])
+
+    def _columns_of_outputs(self) -> dict[str, int]:
+        """The widths of the columns with the scores of outputs, by name, if there are several."""
+        columns: dict[str, int] = {}
+        for trial in self.trials:
+            if len(trial.outputs) > 1:
+                for name in trial.outputs:
+                    letters = len(printable_lines(name)[:_OUTPUT_WIDTH])
+                    columns[name] = 2 + max(letters, 6)
+        return columns
 
     def plot(self, ax: "Axes | None" = None) -> "Axes":
         """Plots the score of each file over its bytes, with the frontier; needs Matplotlib."""

@@ -10,6 +10,7 @@ from keras_sparse_ortho.storages._dense import (
     forget_sparse_initializers,
 )
 from keras_sparse_ortho.storages._storage_form import (
+    FORMS,
     StorageForm,
     check_storage,
     register_storage,

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import keras
 
-from keras_sparse_ortho.kernels import PrunableWeight, Storage
+from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.parametrizations import (
     CompactMask,
     refuse_unless_fixed,
@@ -38,6 +38,3 @@ class CompactForm(WrappedForm):
         refuse_unless_fixed(
             storage, f"{weight.path!r} with {type(storage).__name__}"
         )
-
-    def replaces(self, storage: Storage) -> bool:
-        return not isinstance(storage.parametrization, CompactMask)

@@ -30,9 +30,9 @@ class DenseForm(StorageForm):
     def form(
         self, layer: keras.layers.Layer, changes: Mapping[str, KernelChange]
     ) -> keras.layers.Layer:
-        plain = plain_layer(layer)
-        forget_sparse_initializers(plain)
-        return plain
+        layer_of_keras = plain_layer(layer)
+        forget_sparse_initializers(layer_of_keras)
+        return layer_of_keras
 
 
 def forget_sparse_initializers(layer: keras.layers.Layer) -> None:
@@ -63,39 +63,41 @@ class ThinForm(StorageForm):
         product = factored_kernel(layer)
         assert product is not None
         inner = layer.layer
-        left, right = product.factors()
+        left_factor, right_factor = product.factors()
         thin = L.Dense(
-            left.shape[1],
+            left_factor.shape[1],
             use_bias=False,
             name=f"{inner.name}_thin",
             dtype=inner.dtype_policy,
             trainable=layer.trainable,
         )
         second = type(inner).from_config(inner.get_config())
-        both = keras.Sequential(
+        layers = keras.Sequential(
             [thin, second], name=inner.name, trainable=layer.trainable
         )
-        both.build(inner.get_build_config()["input_shape"])
-        assign(thin.kernel, left)
+        layers.build(inner.get_build_config()["input_shape"])
+        assign(thin.kernel, left_factor)
         parametrizations = {
             id(parametrization.layer_variable): parametrization
             for parametrization in layer.parametrizations.values()
         }
-        for old, new in zip(layer.layer_weights, second.weights, strict=True):
-            parametrization = parametrizations.get(id(old))
-            value = old.value
-            trained_variable = old
+        for source, target in zip(
+            layer.layer_weights, second.weights, strict=True
+        ):
+            parametrization = parametrizations.get(id(source))
+            value = source.value
+            trained_variable = source
             if parametrization is not None:
                 value = parametrization.current()
                 trained_variable = parametrization.trained_variable
                 if parametrization.layer_variable is product.layer_variable:
-                    value = right
+                    value = right_factor
             # On JAX `fit` frees the arrays of its model.
-            assign(new, keras.ops.copy(value))
-            new.trainable = trained_variable.trainable
+            assign(target, keras.ops.copy(value))
+            target.trainable = trained_variable.trainable
         thin.kernel.trainable = product.trained_variable.trainable
         forget_sparse_initializers(second)
-        return both
+        return layers
 
 
 def factored_kernel(layer: keras.layers.Layer) -> LowRankSoftThreshold | None:
@@ -126,8 +128,8 @@ def factored_kernel(layer: keras.layers.Layer) -> LowRankSoftThreshold | None:
         layer
     ):
         return None
-    left, right = kernel.factors()
-    if 0 < left.size + right.size < kernel.weight.size:
+    left_factor, right_factor = kernel.factors()
+    if 0 < left_factor.size + right_factor.size < kernel.weight.size:
         return kernel
     return None
 

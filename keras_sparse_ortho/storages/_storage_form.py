@@ -12,7 +12,7 @@ from keras_sparse_ortho.storages._target import KernelChange
 
 FormClass = TypeVar("FormClass", bound="type[StorageForm]")
 
-_FORMS: dict[str, "StorageForm"] = {}
+FORMS: dict[str, "StorageForm"] = {}
 
 
 class StorageForm(abc.ABC):
@@ -77,13 +77,13 @@ class StorageForm(abc.ABC):
 
 def register_storage(kind: FormClass) -> FormClass:
     """Registers a storage form by its `name`; a class decorator."""
-    _FORMS[kind.name] = kind()
+    FORMS[kind.name] = kind()
     return kind
 
 
 def storage_form(name: str) -> StorageForm:
     """Returns the form of a name; raises ValueError for an unknown one."""
-    form = _FORMS.get(name) if isinstance(name, str) else None
+    form = FORMS.get(name) if isinstance(name, str) else None
     if form is None:
         raise _unknown_storage(name)
     return form
@@ -91,14 +91,14 @@ def storage_form(name: str) -> StorageForm:
 
 def check_storage(storage: str) -> StorageForm:
     """Returns the form that a user's `storage=` names; raises ValueError for another value."""
-    form = _FORMS.get(storage) if isinstance(storage, str) else None
+    form = FORMS.get(storage) if isinstance(storage, str) else None
     if form is None or not form.is_choice:
         raise _unknown_storage(storage)
     return form
 
 
 def _unknown_storage(storage: object) -> ValueError:
-    choices = sorted(name for name, form in _FORMS.items() if form.is_choice)
+    choices = sorted(name for name, form in FORMS.items() if form.is_choice)
     return ValueError(
         f"`storage` must be one of {choices}.{for_value('storage', storage)} Received: {storage=}"
     )

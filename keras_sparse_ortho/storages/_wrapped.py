@@ -7,7 +7,7 @@ import keras
 
 from keras_sparse_ortho._keras_internals import body_of
 from keras_sparse_ortho.errors import NotPrunableError
-from keras_sparse_ortho.kernels import Storage, is_sparse_layer
+from keras_sparse_ortho.kernels import is_sparse_layer
 from keras_sparse_ortho.layers import PrunableLayer, plain_layer
 from keras_sparse_ortho.parametrizations import FixedMask, Parametrization
 from keras_sparse_ortho.storages._storage_form import (
@@ -60,8 +60,8 @@ def form_layer(
         f"{name!r} {change.target.storage}" for name, change in changes.items()
     )
     raise NotPrunableError(
-        f"The kernels of the layer {layer.name!r} must have one storage, or be masked and compact: "
-        f"other storages replace the whole layer. Received: {planned}"
+        f"The kernels of the layer {layer.name!r} must have one storage, or storages in a wrapper, "
+        f"such as masked and compact: others replace the whole layer. Received: {planned}"
     )
 
 
@@ -123,7 +123,3 @@ class MaskedForm(WrappedForm):
 
     name = "masked"
     parametrization_class = FixedMask
-
-    def replaces(self, storage: Storage) -> bool:
-        """Learned thresholds and scheduled masks are stored densely and stay."""
-        return storage.movable and storage.compact

@@ -71,33 +71,33 @@ def prune_by_budget(
         copy: Any, indices: list[int], kernels: list[PrunableWeight]
     ) -> Any:
         """TFMOT's wrapper around a layer, with the density of its kernels."""
-        own = [weight.path for weight in kernels]
+        paths = [weight.path for weight in kernels]
         if not (
             PruneRegistry.supports(copy)
             or hasattr(copy, "get_prunable_weights")
         ):
             raise NotPrunableError(
-                f"TFMOT does not know how to prune the layer {copy.name!r}, which holds {own}. "
+                f"TFMOT does not know how to prune the layer {copy.name!r}, which holds {paths}. "
                 "`exclude` it, or use prune_with_mask or prune_with_soft_threshold, which accept "
                 f"every layer. Received: layer={type(copy).__name__}"
             )
         # TFMOT asks for kernels that would be created in the first call.
         build_attention(copy)
-        live = sum(plan.counts[path] for path in own)
-        size = sum(plan.sizes[path] for path in own)
+        live = sum(plan.counts[path] for path in paths)
+        size = sum(plan.sizes[path] for path in paths)
         if live == size:
             return copy
         return PruneLowMagnitude(
-            copy, _schedule_for(schedule, live / size, own)
+            copy, _schedule_for(schedule, live / size, paths)
         )
 
     result, wrapped = rewrite(model, weights, wrap)
-    pruned = [
-        each for each in wrapped if isinstance(each[0], PruneLowMagnitude)
-    ]
-    for layer, indices, own in pruned:
-        _check_pruned(layer, indices, own)
-    if not pruned:
+    is_pruned = False
+    for layer, indices, selected in wrapped:
+        if isinstance(layer, PruneLowMagnitude):
+            _check_pruned(layer, indices, selected)
+            is_pruned = True
+    if not is_pruned:
         raise NotPrunableError(
             "Nothing in the model would be pruned: the budget leaves all weights dense. "
             f"Received: density={plan.density:.6g}"
@@ -111,27 +111,23 @@ def _schedule_for(schedule: Any, density: float, paths: list[str]) -> Any:
         return schedule(1 - density)
     config = schedule.get_config()
     config = config.get("config", config)
-    last = next(
-        (
-            name
-            for name in ("final_sparsity", "target_sparsity")
-            if name in config
-        ),
-        None,
-    )
-    if last is None:
+    argument = None
+    for name in ("target_sparsity", "final_sparsity"):
+        if name in config:
+            argument = name
+    if argument is None:
         raise ValueError(
             "The schedule must have `final_sparsity` or `target_sparsity`, which the budget "
             f"replaces; else give a function of it. Received: schedule={schedule!r}"
         )
-    made = type(schedule)(**{**config, last: 1 - density})
-    first = getattr(made, "initial_sparsity", 0.0)
-    if first > 1 - density:
+    new_schedule = type(schedule)(**{**config, argument: 1 - density})
+    start = getattr(new_schedule, "initial_sparsity", 0.0)
+    if start > 1 - density:
         raise BudgetError(
             f"The schedule starts with more sparsity than {paths} must end with, "
-            f"{1 - density:.6g}. Received: initial_sparsity={first!r}"
+            f"{1 - density:.6g}. Received: initial_sparsity={start!r}"
         )
-    return made
+    return new_schedule
 
 
 def _check_pruned(
@@ -145,15 +141,16 @@ def _check_pruned(
         for k, weight in enumerate(kernels)
         if id(weight.variable) in pruned
     }
-    left = [
+    not_pruned = [
         w.path
         for k, w in zip(indices, selected, strict=True)
         if k not in by_tfmot
     ]
-    more = [path for k, path in by_tfmot.items() if k not in indices]
-    if left or more:
+    not_selected = [path for k, path in by_tfmot.items() if k not in indices]
+    if not_pruned or not_selected:
         raise NotPrunableError(
             f"TFMOT prunes other weights of the layer {wrapper.layer.name!r} than were selected. "
             "Select the same ones, or use prune_with_mask or prune_with_soft_threshold. "
-            f"Received: selected but not pruned {left}, pruned but not selected {more}"
+            f"Received: selected but not pruned {not_pruned}, pruned but not selected "
+            f"{not_selected}"
         )

@@ -86,7 +86,9 @@ class PruneWithMask(EffectiveWeightWrapper):
         self._pending = None if masks is None else dict(masks)
         get = tf_keras.initializers.get
         self._initializers = (
-            None if initializers is None else [get(one) for one in initializers]
+            None
+            if initializers is None
+            else [get(initializer) for initializer in initializers]
         )
         self._live = None if live is None else [int(count) for count in live]
         super().__init__(layer, selected, **kwargs)
@@ -128,13 +130,15 @@ class PruneWithMask(EffectiveWeightWrapper):
 
     def _drawn(self, index: int, weight: TfKerasWeight) -> AnyDraw:
         """The mask of one kernel: as given, as its initializer draws it, or by magnitude."""
-        own = None if self._initializers is None else self._initializers[index]
+        initializer = (
+            None if self._initializers is None else self._initializers[index]
+        )
         if self._pending is not None:
             name = weight.path.removeprefix(f"{self.layer.name}/")
             return Draw(np.asarray(self._pending[name]))
         magnitudes = np.abs(weight.finite_raw_value())
-        if own is not None:
-            return draw(weight, own)
+        if initializer is not None:
+            return draw(weight, initializer)
         if self._live is not None:
             return Draw(
                 floored_mask(magnitudes, weight.layout, self._live[index])
@@ -158,14 +162,19 @@ class PruneWithMask(EffectiveWeightWrapper):
             self._initializers = [drawn.initializer for drawn in draws]
 
     def get_config(self) -> dict[str, Any]:
-        made = self._initializers
-        if made is not None:
-            made = [
-                one and tf_keras.initializers.serialize(one) for one in made
+        initializers = self._initializers
+        if initializers is not None:
+            initializers = [
+                initializer and tf_keras.initializers.serialize(initializer)
+                for initializer in initializers
             ]
         live = [int(state.mask().sum()) for state in self.states] or self._live
-        own = {"initializers": made, "live": live, "density": self._density}
-        return super().get_config() | own
+        settings = {
+            "initializers": initializers,
+            "live": live,
+            "density": self._density,
+        }
+        return super().get_config() | settings
 
 
 def _hold(state: Masked, drawn: AnyDraw) -> None:
@@ -250,23 +259,27 @@ def prune_with_mask(
         return _with_masks(
             model, {path: Draw(mask) for path, mask in drawn.items()}
         )
-    own = [
+    weights_with_initializers = [
         (w, w.initializer)
         for w in weights
         if isinstance(w.initializer, SparseInitializer)
     ]
-    if not own:
+    if not weights_with_initializers:
         raise NotPrunableError(
             "No layer of the model has a sparse initializer, and neither `masks` nor `density` was "
             f"given. Received: model={model.name!r}"
         )
     adopted = {
-        weight.path: adopt(weight, initializer) for weight, initializer in own
+        weight.path: adopt(weight, initializer)
+        for weight, initializer in weights_with_initializers
     }
     # Without the initializer: the layer keeps it, and clones draw their masks from it.
     return _with_masks(
         model,
-        {path: Draw(one.mask, one.kernel) for path, one in adopted.items()},
+        {
+            path: Draw(drawn.mask, drawn.kernel)
+            for path, drawn in adopted.items()
+        },
     )
 
 

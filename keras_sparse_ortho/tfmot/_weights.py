@@ -72,9 +72,9 @@ def register_layouts() -> None:
 
 def layouts_of(layer: Any) -> Layouts:
     """The attributes of a tf_keras layer that hold kernels, each with its layout."""
-    known = kernel_layouts.dispatch(type(layer))
-    if known is not kernel_layouts.dispatch(object):
-        return known(layer)
+    kernel_layouts_of = kernel_layouts.dispatch(type(layer))
+    if kernel_layouts_of is not kernel_layouts.dispatch(object):
+        return kernel_layouts_of(layer)
     return {
         name: None
         for name, value in vars(layer).items()
@@ -131,14 +131,14 @@ def as_numpy(value: Any) -> np.ndarray:
 
 def find_kernels(layer: Any, path: str) -> list[TfKerasWeight]:
     """All kernels of a built tf_keras layer or model and its sublayers, each once."""
-    found: dict[int, TfKerasWeight] = {}
-    for inner, here in walk(layer, path):
+    weights: dict[int, TfKerasWeight] = {}
+    for inner, inner_path in walk(layer, path):
         kernels = (
             _wrapped if isinstance(inner, PruneLowMagnitude) else _own_kernels
         )
-        for weight in kernels(inner, here):
-            found.setdefault(id(weight.variable), weight)
-    return list(found.values())
+        for weight in kernels(inner, inner_path):
+            weights.setdefault(id(weight.variable), weight)
+    return list(weights.values())
 
 
 def prunable_weights(model: Any) -> list[PrunableWeight]:
@@ -179,38 +179,47 @@ def _children(layer: Any) -> Iterator[tuple[Any, str]]:
     for child in (
         () if isinstance(layer, PruneLowMagnitude) else sublayers(layer)
     ):
-        named = child.layer if isinstance(child, PruneLowMagnitude) else child
-        yield child, str(named.name)
+        named_layer = (
+            child.layer if isinstance(child, PruneLowMagnitude) else child
+        )
+        yield child, str(named_layer.name)
 
 
 def _own_kernels(layer: Any, path: str) -> list[TfKerasWeight]:
     # The method of the class: TFMOT's wrapper sets one on every layer instance that it wraps.
-    named = getattr(type(layer), "get_prunable_weights", None)
-    if named is not None:
-        return [_held(layer, path, variable) for variable in named(layer)]
+    prunable_variables = getattr(type(layer), "get_prunable_weights", None)
+    if prunable_variables is not None:
+        return [
+            _held(layer, path, variable)
+            for variable in prunable_variables(layer)
+        ]
     layouts = layouts_of(layer)
-    held = {name: vars(layer).get(name) for name in layouts}
+    variables = {name: vars(layer).get(name) for name in layouts}
     # A subclass of a layer of tf_keras may hold a constant in the place of its kernel.
     is_registered = type(layer) in kernel_layouts.registry
     return [
         TfKerasWeight(
             f"{path}/{name}", variable, layer, layouts[name], attribute=name
         )
-        for name, variable in held.items()
+        for name, variable in variables.items()
         if isinstance(variable, tf.Variable)
         and (variable.trainable or is_registered)
     ]
 
 
 def _held(layer: Any, path: str, variable: Any) -> TfKerasWeight:
-    for inner, here in walk(layer, path):
+    for inner, inner_path in walk(layer, path):
         for name, value in vars(inner).items():
             if value is variable:
                 layout: KernelLayout | None = None
                 if not hasattr(type(inner), "get_prunable_weights"):
                     layout = layouts_of(inner).get(name)
                 return TfKerasWeight(
-                    f"{here}/{name}", variable, inner, layout, attribute=name
+                    f"{inner_path}/{name}",
+                    variable,
+                    inner,
+                    layout,
+                    attribute=name,
                 )
     raise NotPrunableError(
         f"The layer {path!r} returns a weight from get_prunable_weights that is not an attribute "
@@ -246,15 +255,16 @@ class Masked:
 
 
 def _wrapped(wrapper: Any, path: str) -> list[TfKerasWeight]:
-    own = {
+    weights = {
         id(weight.variable): weight
         for weight in find_kernels(wrapper.layer, path)
     }
-    known = [
-        (own.get(id(raw)), raw, mask) for raw, mask, _ in wrapper.pruning_vars
+    masked_variables = [
+        (weights.get(id(raw)), raw, mask)
+        for raw, mask, _ in wrapper.pruning_vars
     ]
     states: dict[int, Any] = {
-        id(raw): Masked(w, raw, mask) for w, raw, mask in known if w
+        id(raw): Masked(w, raw, mask) for w, raw, mask in masked_variables if w
     }
     states |= {
         id(state.weight.variable): state
@@ -262,7 +272,7 @@ def _wrapped(wrapper: Any, path: str) -> list[TfKerasWeight]:
     }
     return [
         dataclasses.replace(weight, state=states.get(key), wrapped=True)
-        for key, weight in own.items()
+        for key, weight in weights.items()
     ]
 
 
@@ -270,14 +280,14 @@ def select_weights(
     model: Any, include: Selection, exclude: Selection
 ) -> list[PrunableWeight]:
     """The weights to prune; raises for models, layers and weights that cannot be pruned."""
-    found = prunable_weights(model)
+    candidates = prunable_weights(model)
     if not isinstance(model, tf_keras.Model):
         raise NotPrunableError(
             "`model` must be a whole model; wrap a single layer with keras_sparse_ortho.tfmot."
             f"PruneWithMask. Received: model={type(model).__name__}"
         )
     _check_model(model, model.name)
-    weights = choose(found, include, exclude)
+    weights = choose(candidates, include, exclude)
     if not weights:
         raise NotPrunableError(
             "Nothing in the model would be pruned: it has no kernels, or none is selected. "
@@ -304,7 +314,7 @@ def rewrite(
     model: Any, weights: Sequence[PrunableWeight], wrap: Wrap
 ) -> tuple[Any, Wrapped]:
     """A copy of a model with every layer that holds some of `weights` wrapped."""
-    chosen = {id(weight.variable): weight for weight in weights}
+    selected_by_id = {id(weight.variable): weight for weight in weights}
     wrapped: Wrapped = []
     pairs: list[tuple[Any, Any]] = []
 
@@ -317,13 +327,16 @@ def rewrite(
         pairs.append((layer, copy))
         if isinstance(layer, PruneLowMagnitude):
             return copy
-        own = [
-            chosen.get(id(w.variable)) for w in find_kernels(layer, layer.name)
+        weights_inside = [
+            selected_by_id.get(id(w.variable))
+            for w in find_kernels(layer, layer.name)
         ]
-        indices = [k for k, weight in enumerate(own) if weight is not None]
+        indices = [
+            k for k, weight in enumerate(weights_inside) if weight is not None
+        ]
         if not indices:
             return copy
-        selected = [weight for weight in own if weight is not None]
+        selected = [weight for weight in weights_inside if weight is not None]
         wrapped.append((wrap(copy, indices, selected), indices, selected))
         return wrapped[-1][0]
 
@@ -331,8 +344,8 @@ def rewrite(
         return tf_keras.models.clone_model(part, clone_function=replace)
 
     result = clone(model)
-    for old, new in pairs:
-        for source, target in zip(old.weights, new.weights, strict=True):
+    for layer, copy in pairs:
+        for source, target in zip(layer.weights, copy.weights, strict=True):
             target.assign(source)
     return result, wrapped
 

@@ -41,15 +41,16 @@ class EffectiveWeightWrapper(PruneLowMagnitude):
     def __init__(
         self, layer: Any, selected: Sequence[int] | None = None, **kwargs: Any
     ) -> None:
-        if given := {
+        if ranking_options := {
             name: kwargs[name] for name in sorted(_RANKING.intersection(kwargs))
         }:
+            names = list(ranking_options)
             raise ValueError(
-                f"{type(self).__name__} does not rank magnitudes, so {list(given)} would have no "
+                f"{type(self).__name__} does not rank magnitudes, so {names} would have no "
                 "effect. For TFMOT's own pruning with a density for each layer use "
                 "keras_sparse_ortho.tfmot.prune_by_budget; for blocks or N:M give PruneWithMask "
                 "such `masks`, or the layer an initializer ExactOrthogonal(structure=Block(...) "
-                f"or NByM(...)). Received: {given}"
+                f"or NByM(...)). Received: {ranking_options}"
             )
         self._selected = (
             None if selected is None else [int(k) for k in selected]
@@ -79,15 +80,17 @@ class EffectiveWeightWrapper(PruneLowMagnitude):
     def build(self, input_shape: Any) -> None:
         """Builds the inner layer and the state of each kernel."""
         self._build_layer(input_shape)
-        found = find_kernels(self._inner, self._inner.name)
-        if not found:
+        kernels = find_kernels(self._inner, self._inner.name)
+        if not kernels:
             raise NotPrunableError(
                 f"The layer {self._inner.name!r} has no kernel to prune, or has not created it "
                 "yet (call the layer once, then wrap it). "
                 f"Received: layer={type(self._inner).__name__}"
             )
-        chosen = range(len(found)) if self._selected is None else self._selected
-        weights = [found[k] for k in chosen]
+        numbers = (
+            range(len(kernels)) if self._selected is None else self._selected
+        )
+        weights = [kernels[k] for k in numbers]
         super(PruneLowMagnitude, self).build(input_shape)
         # Bypass `Layer.__setattr__`: it would track them as the wrapper's own and save them twice.
         self.__dict__["prunable_weights"] = [

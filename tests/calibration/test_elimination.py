@@ -3,11 +3,7 @@
 import numpy as np
 import pytest
 
-from keras_sparse_ortho.calibration._elimination import (
-    eliminate,
-    refitted_without,
-)
-from keras_sparse_ortho.calibration._solve import damped
+from keras_sparse_ortho.calibration import damped, eliminate, refitted_without
 
 pytestmark = pytest.mark.numpy_only
 

@@ -1,12 +1,15 @@
 """A sweep over a graph gives what passes up to each layer give, in one pass."""
 
+import tempfile
+
 import keras
 import numpy as np
 import pytest
 
 import keras_sparse_ortho as kso
+from keras_sparse_ortho._interception import observe
 from keras_sparse_ortho._keras_internals import VariableOverrides
-from keras_sparse_ortho.calibration import _graph_sweep, _sweep
+from keras_sparse_ortho.calibration import _graph_sweep, _sweep, sweep
 from tests.helpers import array
 from tests.pruning.checks import assert_equal_kernels
 
@@ -165,7 +168,7 @@ def swept(model, x, by_calls, monkeypatch, with_reference=True):
         if by_calls:
             patch.setattr(_sweep, "computes_its_graph", lambda model: False)
         scope = lambda: VariableOverrides(overrides)  # noqa: E731
-        missed = _sweep.sweep(
+        missed = sweep(
             model, batches, stops, 0, scope, with_reference=with_reference
         )
     assert not missed
@@ -210,7 +213,7 @@ def test_each_layer_computes_each_batch_once(monkeypatch):
         computed.append(layer.name)
         return result
 
-    with _sweep.observe(model.layers, count):
+    with observe(model.layers, count):
         swept(model, numbers(4), False, monkeypatch, with_reference=False)
     # Two batches, and one that finds the order; no batch goes on behind the last stop.
     assert {name: computed.count(name) for name in set(computed)} == {
@@ -222,7 +225,7 @@ def test_each_layer_computes_each_batch_once(monkeypatch):
 def test_files_are_gone_and_nothing_stays_on_the_model(monkeypatch, tmp_path):
     model = residual()
     monkeypatch.setattr(_graph_sweep, "MOST_ENTRIES", 0)
-    monkeypatch.setattr(_sweep.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     most = []
     finish = Halving.finish
 

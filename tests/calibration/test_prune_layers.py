@@ -7,8 +7,14 @@ import numpy as np
 import pytest
 
 import keras_sparse_ortho as kso
-from keras_sparse_ortho.calibration import _recipe, _scores, _solve
-from keras_sparse_ortho.calibration._moments import Moments
+from keras_sparse_ortho.calibration import (
+    Entries,
+    Moments,
+    Recipe,
+    RefitProblem,
+    damped,
+    obs,
+)
 from keras_sparse_ortho.errors import BudgetError, NotPrunableError
 from tests.helpers import array, assert_same, classifier_loss
 from tests.pruning.checks import assert_equal_kernels
@@ -134,12 +140,12 @@ def test_each_layer_is_solved_on_the_inputs_that_the_pruned_ones_give():
         ("b/kernel", second, moments(hidden, given)),
     ):
         count = kernel.size // 2
-        expected, _ = _solve.obs(kernel[None], count, _solve.Entries(), *sums)
+        expected, _ = obs(kernel[None], count, Entries(), *sums)
         np.testing.assert_allclose(found[path], expected[0], atol=1e-5)
     # The target is halfway to the outputs of the given model.
     both = sums[0] + sums[1]
-    problem = _solve._Problem(second[None], both, _solve.Entries())
-    h = _solve.damped(both.gram)
+    problem = RefitProblem(second[None], both, Entries())
+    h = damped(both.gram)
     target = second + 0.5 * np.linalg.solve(h, both.across @ second)
     np.testing.assert_allclose(problem.back(problem.full), target, atol=1e-9)
 
@@ -205,13 +211,13 @@ def test_a_layer_that_is_called_twice_is_solved_on_the_inputs_of_both_calls(
     monkeypatch,
 ):
     sums = []
-    solved = _recipe.Recipe.solved
+    solved = Recipe.solved
 
     def noted(self, weight, *moments):
         sums.append(moments[0].gram + moments[1].gram)
         return solved(self, weight, *moments)
 
-    monkeypatch.setattr(_recipe.Recipe, "solved", noted)
+    monkeypatch.setattr(Recipe, "solved", noted)
     inputs, twice = keras.Input((6,)), L.Dense(6, name="twice")
     dense = keras.Model(inputs, twice(L.ReLU()(twice(inputs))))
     x = np.random.default_rng(0).normal(size=(80, 6)).astype("float32")
@@ -238,15 +244,15 @@ def test_batches_must_reach_what_the_first_one_reaches():
 def test_what_fails_half_way_leaves_the_model_as_it_was(interrupt, monkeypatch):
     dense = network()
     before = dense.get_weights()
-    obs = _scores.obs
+    solved = Recipe.solved
 
-    def failing(kernel, *rest):
-        if kernel.shape[-1] == 5:  # the head, after all others
+    def failing(recipe, weight, *moments):
+        if weight.path == "head/kernel":  # after all others
             assert_same(before, dense.get_weights())  # other threads may use it
             raise interrupt("half way")
-        return obs(kernel, *rest)
+        return solved(recipe, weight, *moments)
 
-    monkeypatch.setattr(_scores, "obs", failing)
+    monkeypatch.setattr(Recipe, "solved", failing)
     with pytest.raises(interrupt, match="half way"):
         kso.prune(dense, 0.3, score="obs", data=rows_of_network())
     assert_same(before, dense.get_weights())
@@ -377,7 +383,7 @@ def test_a_killed_run_goes_on(tmp_path, monkeypatch):
         "resume": tmp_path / "run",
     }
     expected = values(kso.prune(dense, 0.3, score="obs", data=x))
-    solved, calls = _recipe.Recipe.solved, []
+    solved, calls = Recipe.solved, []
 
     def run(limit=100, **change):
         def counted(self, weight, *moments):
@@ -387,7 +393,7 @@ def test_a_killed_run_goes_on(tmp_path, monkeypatch):
             return solved(self, weight, *moments)
 
         calls.clear()
-        monkeypatch.setattr(_recipe.Recipe, "solved", counted)
+        monkeypatch.setattr(Recipe, "solved", counted)
         return kso.prune(dense, **options | change)
 
     with pytest.raises(KeyboardInterrupt):
@@ -445,13 +451,13 @@ def of_configuration(first=(), activation="relu"):
 def test_kernels_of_another_configuration_are_not_taken(tmp_path, monkeypatch):
     """The weights are the same, and so were the files' names."""
     x = np.random.default_rng(0).normal(size=(64, 8)).astype("float32")
-    solved, calls = _recipe.Recipe.solved, []
+    solved, calls = Recipe.solved, []
 
     def counted(self, weight, *moments):
         calls.append(weight.path)
         return solved(self, weight, *moments)
 
-    monkeypatch.setattr(_recipe.Recipe, "solved", counted)
+    monkeypatch.setattr(Recipe, "solved", counted)
 
     def run(model, **options):
         calls.clear()
@@ -465,7 +471,8 @@ def test_kernels_of_another_configuration_are_not_taken(tmp_path, monkeypatch):
     assert run(compiled) == 0
     assert run(of_configuration(activation="tanh")) == 2
     assert run(of_configuration([L.Rescaling(1 / 127.5)])) == 2
-    assert run(of_configuration([L.Rescaling(1 / 127.0)])) == 2
+    # The outputs differ by less than those of one function may on a GPU.
+    assert run(of_configuration([L.Rescaling(1 / 127.45)])) == 2
     custom = of_configuration([Scaled()])
     assert run(custom) == 2
     custom.layers[0].scale = 2.0

@@ -5,9 +5,7 @@ import numpy as np
 import pytest
 
 import keras_sparse_ortho as kso
-from keras_sparse_ortho.calibration import _moments
-from keras_sparse_ortho.calibration._moments import stop_of
-from keras_sparse_ortho.calibration._rows import as_matrices
+from keras_sparse_ortho.calibration import _moments, as_matrices, stop_of
 from tests.helpers import array
 
 L = keras.layers

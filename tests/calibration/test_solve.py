@@ -8,9 +8,7 @@ import pytest
 
 import keras_sparse_ortho as kso
 from keras_sparse_ortho import Block, NByM
-from keras_sparse_ortho.calibration import _solve
-from keras_sparse_ortho.calibration._moments import Moments
-from keras_sparse_ortho.calibration._solve import Blocks, Entries
+from keras_sparse_ortho.calibration import Blocks, Entries, Moments, _solve
 from keras_sparse_ortho.orthogonal import block_unit
 from tests.helpers import array
 
@@ -169,7 +167,9 @@ def test_damping_is_chosen_on_held_out_rows(monkeypatch):
                 seed, (1, 1, 64, 16), rows, noise=0.5
             )
             mask = Entries().largest(np.abs(kernel), 400)
-            chosen[k, seed] = _solve._extra(kernel, mask, *moments, Entries())
+            chosen[k, seed] = _solve.chosen_damping(
+                kernel, mask, *moments, Entries()
+            )
             for which, extra in enumerate((_solve.EXTRA, (0.0,))):
                 with monkeypatch.context() as patch:
                     patch.setattr(_solve, "EXTRA", extra)
@@ -179,10 +179,13 @@ def test_damping_is_chosen_on_held_out_rows(monkeypatch):
     assert lost[1, 0] < 1.02 * lost[1, 1]
     assert chosen[0].min() > 0.02 >= chosen[1].max()
     alone = Moments(moments[0].gram, rows=3), Moments()
-    assert _solve._extra(kernel, mask, *alone, Entries()) == _solve.EXTRA[-1]
+    assert (
+        _solve.chosen_damping(kernel, mask, *alone, Entries())
+        == _solve.EXTRA[-1]
+    )
 
 
-@pytest.mark.parametrize("cols", [8, 4])
+@pytest.mark.parametrize("cols", [8, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "regular",
     [
@@ -232,7 +235,7 @@ def test_scores_of_a_part_of_a_line_are_what_dropping_it_alone_costs(name):
     block, shape = SHAPES[name]
     pattern, (kernel, moments, _) = Blocks(block, shape), problem(0, shape, 200)
     gram = _solve.damped((moments[0] + moments[1]).gram)
-    own = _solve._Problem(kernel, moments[0] + moments[1], pattern)
+    own = _solve.RefitProblem(kernel, moments[0] + moments[1], pattern)
     np.testing.assert_allclose(own.back(own.full), kernel, atol=1e-9)
     assert sorted(np.concatenate(pattern.lines)) == [*range(kernel.shape[1])]
     for line in (pattern.lines[0], pattern.lines[-1]):

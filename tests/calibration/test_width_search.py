@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from keras_sparse_ortho.calibration._width_search import Ladder, WidthSearch
+from keras_sparse_ortho.calibration import Ladder, WidthSearch
 
 pytestmark = pytest.mark.numpy_only
 

@@ -1,12 +1,16 @@
 """Tables of widths: errors that add up, exact costs, and a search."""
 
 import functools
+import subprocess
+import sys
+import time
 
 import keras
 import numpy as np
 import pytest
 
 import keras_sparse_ortho as kso
+from keras_sparse_ortho.calibration import OutputErrors, ReaderMoments
 from keras_sparse_ortho.errors import (
     BudgetError,
     NotPrunableError,
@@ -236,6 +240,166 @@ def test_deep_networks_are_measured_at_few_widths(monkeypatch):
     assert [*table.errors["hidden_3"]] == [40, 32, 16, 8]
     steps = table.search(0.5)
     assert table.cost(steps) <= 0.5 * table.cost()
+
+
+class Time:
+    """A clock that a test sets."""
+
+    now = 0.0
+
+    def monotonic(self):
+        return self.now
+
+
+@pytest.fixture
+def passes(monkeypatch):
+    """The times of passes of held-out rows, on a clock on which 64 rows take a second."""
+    clock = Time()
+    for module in ("_widths", "_width_clock", "_width_costs"):
+        monkeypatch.setattr(
+            f"keras_sparse_ortho.calibration.{module}.time", clock
+        )
+    ends = []
+    compute = OutputErrors._outputs
+
+    def slow_outputs(self):
+        clock.now += self.rows / 64
+        ends.append(clock.now)
+        return compute(self)
+
+    monkeypatch.setattr(OutputErrors, "_outputs", slow_outputs)
+    return ends
+
+
+def four_groups():
+    keras.utils.set_random_seed(0)
+    hidden = [
+        L.Dense(units, "tanh", name=f"hidden_{units}")
+        for units in (48, 56, 40, 64)
+    ]
+    model = keras.Sequential([keras.Input((6,)), *hidden, L.Dense(2)])
+    rows = np.random.default_rng(0).normal(size=(256, 6)).astype("float32")
+    return model, rows
+
+
+@pytest.mark.core
+@pytest.mark.parametrize(
+    ("seconds", "counts"),
+    [(60, [5, 6, 4, 7]), (16, [4, 3, 3, 4]), (14, [3, 3, 3, 3])],
+)
+def test_widths_are_fewer_where_the_time_is_short(seconds, counts, passes):
+    model, x = four_groups()
+    table = kso.widths(model, x, minutes=seconds / 60)
+    errors = [*table.errors.values()]
+    assert [len(of_group) - 1 for of_group in errors] == counts
+    assert passes[-1] <= seconds
+    # In the order of the layers, though the most weights were measured first.
+    assert [*table.errors] == [group.name for group in table.groups]
+    unlimited = kso.widths(model, x)
+    for name, errors in table.errors.items():
+        for width, measured in errors.items():
+            expected = unlimited.errors[name][width]
+            assert measured == pytest.approx(expected, rel=1e-3)
+
+
+def test_groups_without_time_keep_their_width_and_are_named(passes):
+    model, x = four_groups()
+    with pytest.warns(
+        UserWarning,
+        match=r"Received: minutes=0.07, errors on 32 held-out rows; no widths of "
+        r"hidden_64$",
+    ):
+        table = kso.widths(model, x, minutes=0.07)
+    assert passes[-1] <= 4.2
+    names = ["hidden_48", "hidden_56", "hidden_40"]
+    assert [*table.errors] == names
+    assert "64 stay in hidden_64: not measured" in str(table)
+    assert set(table.search(0.8)) == set(names)
+    with pytest.raises(
+        ValueError,
+        match=r"`minutes` is too short .*Received: minutes=0.02, .* 0.5 seconds",
+    ):
+        kso.widths(model, x, minutes=0.02)
+    for minutes in (0, -1, np.nan, "1"):
+        with pytest.raises(ValueError, match="`minutes` must be a"):
+            kso.widths(model, x, minutes=minutes)
+
+
+def test_rows_are_fewer_where_a_sweep_is_long(monkeypatch):
+    model, x = four_groups()
+    clock = Time()
+    for module in ("_widths", "_width_clock"):
+        monkeypatch.setattr(
+            f"keras_sparse_ortho.calibration.{module}.time", clock
+        )
+    measured = ReaderMoments.measured.__func__
+
+    def slow_sweep(cls, *args):
+        clock.now += 10.0
+        return measured(cls, *args)
+
+    monkeypatch.setattr(ReaderMoments, "measured", classmethod(slow_sweep))
+    full = kso.widths(model, x)
+    clock.now = 0.0
+    with pytest.warns(UserWarning, match="kernels fitted to 2 of 4 batches$"):
+        table = kso.widths(model, x, minutes=1)
+    assert clock.now == 20.0
+    gram = full.grams["hidden_56/kernel"]
+    assert np.trace(table.grams["hidden_56/kernel"]) < 0.6 * np.trace(gram)
+    table = kso.widths(model, x, minutes=100)
+    np.testing.assert_allclose(table.grams["hidden_56/kernel"], gram)
+
+
+def test_a_table_says_which_channels_stay():
+    inputs = keras.Input((6, 8))
+    stream = L.Dense(16, name="up")(inputs)
+    x = L.Dense(32, "relu", name="inner")(
+        L.LayerNormalization(name="norm")(stream)
+    )
+    x = L.Add()([stream, L.Dense(16, name="outer")(x)])
+    model = keras.Model(inputs, L.Dense(3, name="head")(x))
+    x = np.random.default_rng(0).normal(size=(64, 6, 8)).astype("float32")
+    table = kso.widths(model, x)
+    assert [*table.errors] == ["inner"]
+    text = " ".join(str(table).split())
+    assert (
+        "32 stay in norm (LayerNormalization): its statistics are those of all "
+        "channels"
+    ) in text
+    assert "head" not in text
+
+
+BUSY = """
+import time, numpy
+end = time.monotonic() + 300
+while time.monotonic() < end:
+    numpy.linalg.inv(numpy.random.normal(size=(600, 600)))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.tensorflow_only
+@pytest.mark.parametrize("minutes", [1.0, 2.0])
+@pytest.mark.parametrize("busy", [0, 3])
+@pytest.mark.filterwarnings("ignore:The table of widths is coarser")
+def test_a_deep_network_ends_in_time(minutes, busy):
+    model = keras.applications.MobileNetV2((96, 96, 3), weights=None)
+    x = np.random.default_rng(0).normal(size=(512, 96, 96, 3))
+    others = [
+        subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(busy)
+    ]
+    try:
+        start = time.monotonic()
+        table = kso.widths(model, x.astype("float32"), minutes=minutes)
+        seconds = time.monotonic() - start
+    finally:
+        for process in others:
+            process.kill()
+            process.wait()
+    print(f"{len(table.errors)} groups in {seconds:.0f} seconds")
+    assert seconds < 1.2 * 60.0 * minutes
+    widths = table.search(0.8)
+    assert table.cost(widths) <= 0.8 * table.cost()
 
 
 def test_refusals():

@@ -19,8 +19,8 @@ from tests.helpers import (
     jit,
     on_two_devices,
     optimizer_slots,
-    slow_case_on_jax,
     slow_on_tensorflow,
+    slow_where_traced,
 )
 
 L = keras.layers
@@ -146,7 +146,7 @@ def of_blocks():
     [
         ("compact", "SET"),
         ("compact", "RigL"),
-        slow_case_on_jax("blocks", "RigL"),
+        pytest.param("blocks", "RigL", marks=slow_where_traced),
     ],
 )
 def test_the_same_entries_move_in_every_storage(storage, kind):

@@ -10,18 +10,16 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from keras_sparse_ortho.callbacks import ThresholdSteering
-from keras_sparse_ortho.callbacks._moves import (
+from keras_sparse_ortho.callbacks import (
+    Entries,
+    ThresholdSteering,
+    cut,
     drop_and_grow,
+    floored_cut,
+    floors_of,
     largest,
     move_blocks,
     move_regular,
-)
-from keras_sparse_ortho.callbacks._target_density import (
-    Entries,
-    cut,
-    floored_cut,
-    floors_of,
 )
 from keras_sparse_ortho.orthogonal import Block, KernelLayout, exact_orthogonal
 from keras_sparse_ortho.schedules import Constant, Linear
@@ -296,11 +294,11 @@ def test_floors_are_kept_and_the_count_is_exact(rows, data):
     ):
         least = min(floor, np.count_nonzero(one.critical > -np.inf))
         assert share >= least
-        assert place not in found.held or share == least
+        assert place not in found.at_floor or share == least
     assert np.isfinite(found.offsets).all()
     plain = [mask.sum() for mask in sorted_masks(made, count)]
     if all(one >= floor for one, floor in zip(plain, floors, strict=True)):
-        assert (shares, found.held) == (plain, [])
+        assert (shares, found.at_floor) == (plain, [])
 
 
 def thresholds(**options):

@@ -9,7 +9,7 @@ import pytest
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.callbacks import probe
 from keras_sparse_ortho.errors import BudgetError, LayoutError, NotPrunableError
-from keras_sparse_ortho.orthogonal._structures import GivenBlocks
+from keras_sparse_ortho.orthogonal import GivenBlocks
 from tests.helpers import array, jit, reloaded
 
 L = keras.layers

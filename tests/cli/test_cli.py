@@ -469,6 +469,9 @@ def test_options_reach_the_functions(model_file, tmp_path, monkeypatch):
     }
     expected |= {"metric": "closeness", "prefer": "ms"}
     assert seen == {**expected, "verbose": True}
+    assert main([*command, "--max-drop", "class=.01, box=.05"]) == 0
+    assert seen["max_drop"] == {"class": 0.01, "box": 0.05}
+    assert main([*command, "--max-drop", "class=little"]) == 2
     seen.clear()
 
     def export_litert(*_, **options):
@@ -603,7 +606,7 @@ def test_archives_of_far_more_than_their_size_are_refused(
     tmp_path, capsys, monkeypatch, kind
 ):
     """What the members hold is in the directory of the archive."""
-    monkeypatch.setattr("keras_sparse_ortho._files._ALWAYS_UNPACKED", 1 << 12)
+    monkeypatch.setattr("keras_sparse_ortho._files.ALWAYS_UNPACKED", 1 << 12)
     path = tmp_path / kind
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("config.json", bytes(10**7))

@@ -1,4 +1,11 @@
-"""Files of `+blocks` and `+lstm` in LiteRT Micro's interpreter; tflite-micro must be installed."""
+"""Files in LiteRT Micro's own interpreter, for which tflite-micro must be installed.
+
+Its interpreter can crash the process where the arena is too small, so here it is far too large.
+"""
+
+import functools
+import re
+import warnings
 
 import keras
 import numpy as np
@@ -6,15 +13,49 @@ import pytest
 
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.export import c_array, export_litert, load_litert
+from keras_sparse_ortho.export._flatbuffer import read_model
+from keras_sparse_ortho.export._packed_zeros import is_decode
+from tests.export.filters import TYPES, dense_layers, sparse, transposed_layer
 from tests.export.models import X, dense
 
 pytestmark = [pytest.mark.tensorflow_only, pytest.mark.filterwarnings("ignore")]
 
+L = keras.layers
+ARENA = 1 << 22
+
+
+def interpreter_of(content):
+    from tflite_micro.python.tflite_micro import runtime
+
+    return runtime.Interpreter.from_bytes(content, arena_size=ARENA)
+
+
+def answers(content, rows):
+    """The outputs of a file on rows, in the type of its output."""
+    interpreter = interpreter_of(content)
+    outputs = []
+    for row in rows:
+        interpreter.set_input(row[None], 0)
+        interpreter.invoke()
+        outputs.append(interpreter.get_output(0)[0].copy())
+    return np.stack(outputs)
+
+
+def array_of(path, **options):
+    """The array of a file, and the number of its packed filters."""
+    header = path.with_suffix(".h")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        c_array(path, header, **options)
+    body = header.read_text(encoding="utf-8").partition("[] = {")[2]
+    content = bytes(map(int, re.findall(r"\d+", body.partition("}")[0])))
+    model = read_model(content)
+    packed = [is_decode(model, op) for op in model.subgraphs[0].operators]
+    return content, sum(packed)
+
 
 @pytest.mark.parametrize("route", ["float32+blocks", "int8+blocks"])
 def test_blocks_run_on_microcontrollers(route, tmp_path):
-    from tflite_micro.python.tflite_micro import runtime
-
     keras.utils.set_random_seed(0)
     blocks = kso.Block(8, 8, regular=True)
     model = kso.convert(
@@ -24,15 +65,161 @@ def test_blocks_run_on_microcontrollers(route, tmp_path):
     data = {"representative_data": X} if route == "int8+blocks" else {}
     export_litert(model, path, mode=route, sample=X, **data)
     assert "Conv2D" in c_array(path, tmp_path / "blocks.h")
-    interpreter = runtime.Interpreter.from_file(str(path))
     expected = keras.ops.convert_to_numpy(model(X))
-    found = []
-    for row in X:
-        interpreter.set_input(row[None], 0)
-        interpreter.invoke()
-        found.append(interpreter.get_output(0)[0])
-    error = np.abs(np.stack(found) - expected).max() / np.abs(expected).max()
+    found = answers(path.read_bytes(), X)
+    error = np.abs(found - expected).max() / np.abs(expected).max()
     assert error < (0.1 if route == "int8+blocks" else 1e-5)
+
+
+# --- packed zeros ---------------------------------------------------------------------------------
+
+
+def fully_connected():
+    made = [L.Dense(64, activation="relu") for _ in range(2)]
+    return keras.Sequential([keras.Input((64,)), *made, L.Dense(10)])
+
+
+def convolutions():
+    made = [
+        L.Conv2D(16, 3, activation="relu"),
+        L.Conv2D(32, 3, 2, activation="relu"),
+        L.GlobalAveragePooling2D(),
+    ]
+    return keras.Sequential([keras.Input((10, 10, 8)), *made, L.Dense(10)])
+
+
+def depthwise():
+    made = [
+        L.DepthwiseConv2D(3, depth_multiplier=4, activation="relu"),
+        L.DepthwiseConv2D(5, activation="relu"),
+        L.GlobalAveragePooling2D(),
+    ]
+    return keras.Sequential([keras.Input((10, 10, 16)), *made, L.Dense(10)])
+
+
+def transposed():
+    made = [
+        L.Conv2DTranspose(16, 3, 2, padding="same", activation="relu"),
+        L.Conv2DTranspose(16, 3, padding="same"),
+    ]
+    return keras.Sequential([keras.Input((5, 5, 16)), *made])
+
+
+def used_twice():
+    inputs = keras.Input((8, 8, 16))
+    shared = L.Conv2D(16, 3, padding="same", activation="relu")
+    x = L.GlobalAveragePooling2D()(shared(shared(inputs)))
+    return keras.Model(inputs, L.Dense(10)(x))
+
+
+def one_dimension():
+    made = [
+        L.Conv1D(32, 5, 2, activation="relu"),
+        L.Conv1D(32, 5, 2, activation="relu"),
+        L.GlobalAveragePooling1D(),
+    ]
+    return keras.Sequential([keras.Input((40, 8)), *made, L.Dense(10)])
+
+
+def ds_cnn():
+    """A keyword spotter: depthwise and pointwise convolutions (Zhang et al., 2017), smaller."""
+    inputs = keras.Input((25, 10, 1))
+    x = L.Conv2D(32, (10, 4), 2, padding="same", use_bias=False)(inputs)
+    x = L.ReLU()(L.BatchNormalization()(x))
+    for _ in range(2):
+        x = L.DepthwiseConv2D(3, padding="same", use_bias=False)(x)
+        x = L.ReLU()(L.BatchNormalization()(x))
+        x = L.Conv2D(32, 1, use_bias=False)(x)
+        x = L.ReLU()(L.BatchNormalization()(x))
+    x = L.GlobalAveragePooling2D()(x)
+    return keras.Model(inputs, L.Dense(12)(x))
+
+
+NETWORKS = {
+    # A network, and how many filters are packed, at density 0.35 and at 0.1.
+    fully_connected: (3, 3),
+    convolutions: (2, 3),
+    depthwise: (3, 3),
+    transposed: (2, 2),
+    used_twice: (2, 2),
+    one_dimension: (2, 3),
+    ds_cnn: (4, 6),
+}
+
+
+@functools.cache
+def exported(network, density, folder):
+    """The file of a network of random weights, and rows in the type of its input."""
+    keras.utils.set_random_seed(0)
+    model = network()
+    rng = np.random.default_rng(0)
+    for variable in model.trainable_weights:
+        if "kernel" not in variable.path:  # biases and scales
+            noise = 0.1 * rng.standard_normal(variable.shape)
+            variable.assign_add(noise.astype("float32"))
+    pruned = kso.strip(kso.prune(model, density, budget="uniform"))
+    path = folder / f"{network.__name__}-{density}.tflite"
+    rows = rng.normal(size=(20, *model.input_shape[1:])).astype("float32")
+    if network is transposed:  # whose integers become floats in the file
+        export_litert(pruned, path, mode="float32", sample=rows)
+    else:
+        export_litert(pruned, path, mode="int8", representative_data=rows)
+    return path, rows
+
+
+@pytest.mark.parametrize("density", [0.35, 0.1])
+@pytest.mark.parametrize("network", NETWORKS, ids=lambda one: one.__name__)
+def test_packed_files_answer_as_plain_ones(
+    network, density, tmp_path_factory, tmp_path
+):
+    path, rows = exported(network, density, tmp_path_factory.getbasetemp())
+    content = path.read_bytes()
+    lean, none = array_of(path)
+    packed, count = array_of(path, packed=True)
+    assert none == 0
+    assert count == NETWORKS[network][density == 0.1]
+    assert len(packed) < len(lean) < len(content)
+    expected = answers(content, rows)
+    assert len(np.unique(expected)) > 10
+    np.testing.assert_array_equal(answers(lean, rows), expected)
+    np.testing.assert_array_equal(answers(packed, rows), expected)
+
+
+def test_filters_above_ram_stay_dense_and_answers_the_same(tmp_path_factory):
+    path, rows = exported(convolutions, 0.1, tmp_path_factory.getbasetemp())
+    packed, count = array_of(path, packed=True, ram=2000)
+    assert count == 2
+    expected = answers(path.read_bytes(), rows)
+    np.testing.assert_array_equal(answers(packed, rows), expected)
+
+
+def by_hand():
+    """Files with zero points per channel, of floats, and with activations of 16 bits."""
+    points = np.arange(64) - 32
+    values = sparse(64, 64, zeros=points[:, None])
+    yield "zero points", dense_layers(values, points=tuple(points))
+    floats = sparse(64, 64, dtype="float32") / 100
+    yield "float32", dense_layers(floats, TYPES.FLOAT32, ends=TYPES.FLOAT32)
+    yield "16x8", dense_layers(sparse(64, 64), ends=TYPES.INT16)
+    yield "shared", dense_layers(sparse(64, 64), scales=[0.002], layers=3)
+    yield "transposed", transposed_layer(sparse(16, 3, 3, 16))
+    yield "int4", dense_layers(sparse(64, 32), TYPES.INT4)
+
+
+@pytest.mark.parametrize("which", [name for name, _ in by_hand()])
+def test_packed_files_made_by_hand(which, tmp_path):
+    content = dict(by_hand())[which]
+    path = tmp_path / "model.tflite"
+    path.write_bytes(content)
+    packed, count = array_of(path, packed=True)
+    assert count == {"shared": 3, "int4": 0}.get(which, 1)
+    rng = np.random.default_rng(0)
+    kinds = {"float32": np.float32, "16x8": np.int16}
+    shape = (20, 5, 5, 16) if which == "transposed" else (20, 64)
+    rows = rng.integers(-100, 100, shape).astype(kinds.get(which, np.int8))
+    expected = answers(content, rows)
+    assert len(np.unique(expected)) > 1
+    np.testing.assert_array_equal(answers(packed, rows), expected)
 
 
 # --- LSTMs as one operator -----------------------------------------------------------------------

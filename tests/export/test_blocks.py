@@ -8,13 +8,15 @@ import pytest
 
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.errors import ExportRouteError
-from keras_sparse_ortho.export import export_litert, load_litert
-from keras_sparse_ortho.export._block_convolutions import (
+from keras_sparse_ortho.export import (
     ConvAsConvolution,
     DenseAsConvolution,
+    as_convolutions,
+    export_litert,
+    load_litert,
+    plan_of,
+    zero_blocks,
 )
-from keras_sparse_ortho.export._blocks import as_convolutions, plan_of
-from keras_sparse_ortho.export._zero_blocks import zero_blocks
 from keras_sparse_ortho.kernels import kernel_layouts, walk
 from keras_sparse_ortho.orthogonal import from_blocks, to_blocks
 from tests.export.models import exported as export

@@ -1,5 +1,6 @@
 """What goes wrong after the arguments were accepted: what is said, and that it leaves no trace."""
 
+import inspect
 import os
 import re
 import signal
@@ -19,12 +20,12 @@ from keras_sparse_ortho.errors import (
     ExportVerificationError,
 )
 from keras_sparse_ortho.export import (
+    JobError,
+    Worker,
     _candidates,
-    _process,
     export_litert,
     load_litert,
 )
-from keras_sparse_ortho.export._process import JobError, Worker
 from tests.export.models import exported, interpret, layers, mlp, tiny
 from tests.helpers import array
 
@@ -117,7 +118,7 @@ def worker_that(monkeypatch, tmp_path_factory):
     def replace(script):
         path = tmp_path_factory.mktemp("script") / "worker.py"
         path.write_text(script)
-        monkeypatch.setattr(_process, "_SCRIPT", path)
+        monkeypatch.setattr(Worker, "script", path)
 
     return replace
 
@@ -423,7 +424,7 @@ def interrupted_at(line_number, work):
         # Python itself keeps signals from coming between a lock and its `with`; a trace does not.
         if frame.f_code.co_name in ("run", "close"):
             return None
-        if frame.f_code.co_filename != _process.__file__:
+        if frame.f_code.co_filename != inspect.getfile(Worker):
             return None
         if event == "line":
             count += 1
@@ -455,6 +456,23 @@ def test_the_worker_survives_an_interrupt_at_any_line(echo):
         number += 3
 
 
+def test_a_process_with_an_open_job_is_not_used_again(echo, monkeypatch):
+    """Ctrl-C came while it worked, and again before it was ended."""
+    echo.run("any", 60)
+    first = echo._process.pid
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(echo, "_answer_to", interrupted)
+        patch.setattr(echo, "_end", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            echo.run("any", 60, seconds=2.0)
+    assert echo.run("any", 60, x=1) == {"x": 1}
+    assert echo._process.pid != first
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:.*fork:RuntimeWarning")
@@ -469,6 +487,7 @@ def test_a_child_of_fork_has_its_own_process(echo, tmp_path):
     time.sleep(0.2)
     child = os.fork()
     if child == 0:
+        signal.alarm(30)  # it would wait for ever for a lock of its parent
         try:
             answers = [echo.run("any", 60, x=k)["x"] for k in range(3)]
             (tmp_path / "child").write_text(
@@ -491,7 +510,7 @@ def test_blocked_signals_are_not_those_of_the_worker(worker_that):
     """The process is started by whatever thread has the first job."""
     worker_that(f"""if True:
         import runpy
-        worker = runpy.run_path({str(_process._SCRIPT)!r})
+        worker = runpy.run_path({str(Worker.script)!r})
         worker["TASKS"]["any"] = lambda x: x
         worker["serve"]()
     """)
@@ -518,11 +537,17 @@ def test_a_timeout_is_a_number(timeout, target):
         export_litert(tiny(), target, timeout=timeout)
 
 
-@pytest.mark.parametrize("calls", [0, 10**9], ids=["idle", "at work"])
+@pytest.mark.parametrize(
+    "calls",
+    [
+        pytest.param(0, id="idle", marks=pytest.mark.slow),
+        pytest.param(10**9, id="at work"),
+    ],
+)
 def test_worker_ends_when_its_parent_is_killed(tiny_file, calls):
     code = f"""if True:
         import runpy, threading, time
-        worker = runpy.run_path({_process.__file__!r})["Worker"]()
+        worker = runpy.run_path({inspect.getfile(Worker)!r})["Worker"]()
         job = dict(file={str(tiny_file)!r}, threads=1)
         worker.run("bench", 60, **job, calls=0)
         print(worker._process.pid, flush=True)
@@ -542,7 +567,7 @@ def test_worker_ends_when_its_parent_is_killed(tiny_file, calls):
 def test_crash_on_one_route_leaves_the_others(tiny_file, worker_that, tmp_path):
     script = f"""if True:
         import os, runpy, shutil, signal
-        worker = runpy.run_path({str(_process._SCRIPT)!r})
+        worker = runpy.run_path({str(Worker.script)!r})
 
         def convert(storage, result, **_):
             if storage == "float16":

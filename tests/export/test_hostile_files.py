@@ -10,8 +10,12 @@ import pytest
 
 from keras_sparse_ortho import _files
 from keras_sparse_ortho.errors import LiteRTFileError
-from keras_sparse_ortho.export import c_array, load_litert
-from keras_sparse_ortho.export._flatbuffer import read_model, write_model
+from keras_sparse_ortho.export import (
+    c_array,
+    load_litert,
+    read_model,
+    write_model,
+)
 from tests.faults import graphs
 
 pytestmark = pytest.mark.tensorflow_only
@@ -110,7 +114,7 @@ def test_a_packed_file_of_a_hundred_times_its_size_is_refused(
     tmp_path, monkeypatch, size
 ):
     """After a few pieces: nobody asks for all of it."""
-    monkeypatch.setattr(_files, "_ALWAYS_UNPACKED", 1 << 12)
+    monkeypatch.setattr(_files, "ALWAYS_UNPACKED", 1 << 12)
     monkeypatch.setattr(
         "keras_sparse_ortho.export._load_litert._PIECE", 1 << 12
     )

@@ -2,7 +2,7 @@
 
 import concurrent.futures
 import gzip
-import importlib.util
+import inspect
 import os
 import pathlib
 import re
@@ -16,14 +16,15 @@ import pytest
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.errors import ExportRouteError, LiteRTFileError
 from keras_sparse_ortho.export import (
+    Worker,
     _load_litert,
-    _worker,
     c_array,
     export_litert,
+    interpreter_of,
     latencies,
     load_litert,
+    read_model,
 )
-from keras_sparse_ortho.export._flatbuffer import read_model
 from tests.export.models import interpret, layers
 from tests.faults import graphs
 from tests.helpers import assert_same, run_python
@@ -75,7 +76,7 @@ def test_standard_error_stays_that_of_the_process(all_routes, monkeypatch):
     before = os.fstat(2).st_ino
 
     def opened(**options):
-        interpreter = _worker.interpreter_of(**options)
+        interpreter = interpreter_of(**options)
         allocate = interpreter.allocate_tensors
 
         def allocate_tensors():
@@ -221,10 +222,8 @@ def test_little_is_unpacked_of_what_is_no_litert_file(
 ):
     path = tmp_path / "m.tflite.gz"
     zeros = bytes(64 * 2**20)
-    monkeypatch.setattr(
-        "keras_sparse_ortho.export._load_litert._LARGEST", 4 * 2**20
-    )
-    monkeypatch.setattr("keras_sparse_ortho.export._load_litert._PIECE", 2**20)
+    monkeypatch.setattr(_load_litert, "_LARGEST", 4 * 2**20)
+    monkeypatch.setattr(_load_litert, "_PIECE", 2**20)
     for bomb in (zeros, content[:8] + zeros):
         packed = gzip.compress(bomb)
         tracemalloc.start()
@@ -286,9 +285,9 @@ def test_resealed_graphs_are_tried_first(content, path):
 )
 def test_a_graph_takes_half_of_the_free_memory_at_most():
     """What would take all of it would end other processes with its own."""
-    spec = importlib.util.find_spec("keras_sparse_ortho.export._worker")
+    worker = inspect.getfile(interpreter_of)
     code = (
-        f"import resource, runpy; work = runpy.run_path({spec.origin!r}); "
+        f"import resource, runpy; work = runpy.run_path({worker!r}); "
         "work['_limit_memory'](); print(resource.getrlimit(resource.RLIMIT_AS)[0])"
     )
     found = run_python("-P", "-c", code)
@@ -305,8 +304,8 @@ def test_a_file_is_tried_once(path, monkeypatch):
     record = graphs.RECORD | {"outputs": [{"name": "once", "shape": [1, 4]}]}
     path.write_bytes(graphs.sealed(graphs.absolute(name="once"), record))
     load_litert(path)
-    worker = "keras_sparse_ortho.export._process.Worker.run"
-    monkeypatch.setattr(worker, lambda *_, **__: pytest.fail("tried again"))
+    fail = lambda *_, **__: pytest.fail("tried again")  # noqa: E731
+    monkeypatch.setattr(Worker, "run", fail)
     np.testing.assert_array_equal(
         load_litert(path).predict(np.full((3, 4), -2.0)), 2.0
     )
@@ -334,7 +333,7 @@ def test_times_of_another_target_are_without_amx(all_routes):
         import ctypes, pathlib, runpy
         read = pathlib.Path.read_text
         pathlib.Path.read_text = lambda path: "amx_int8" if path.name == "cpuinfo" else read(path)
-        worker = runpy.run_path({_worker.__file__!r})
+        worker = runpy.run_path({inspect.getfile(interpreter_of)!r})
         file = {str(all_routes[3] / "float32.tflite")!r}
         system = ctypes.CDLL(None, use_errno=True)
         for amx in (True, False):

@@ -11,9 +11,11 @@ from keras_sparse_ortho.errors import (
     ExportConversionError,
     ExportRouteError,
 )
-from keras_sparse_ortho.export import c_array, export_litert, load_litert
-from keras_sparse_ortho.export._flatbuffer import (
+from keras_sparse_ortho.export import (
+    c_array,
+    export_litert,
     kind_of,
+    load_litert,
     read_model,
     write_model,
 )

@@ -8,31 +8,32 @@ import numpy as np
 import pytest
 
 from keras_sparse_ortho.errors import ExportVerificationError
-from keras_sparse_ortho.export import RouteOutcome, c_array
-from keras_sparse_ortho.export._candidates import Candidate
-from keras_sparse_ortho.export._comparison import compare, find_zeros
-from keras_sparse_ortho.export._export_litert import choose
-from keras_sparse_ortho.export._flatbuffer import (
-    name_of,
-    read_model,
-    write_model,
-)
-from keras_sparse_ortho.export._kernel_names import name_kernels
-from keras_sparse_ortho.export._reference import kernels_of, plain_model
-from keras_sparse_ortho.export._routes import ROUTES, Route, routes_of
-from keras_sparse_ortho.export._rows import inputs_of
-from keras_sparse_ortho.export._signature import (
+from keras_sparse_ortho.export import (
+    ROUTES,
+    Candidate,
+    Route,
+    RouteOutcome,
+    WeightZeros,
+    c_array,
+    choose,
+    compare,
+    drop_unread,
+    find_zeros,
+    inputs_of,
+    kernels_of,
     leaves,
+    name_kernels,
+    name_of,
     nesting_of,
     pack,
-    signature_of,
-    unique_names,
-)
-from keras_sparse_ortho.export._unread import drop_unread
-from keras_sparse_ortho.export._weight_zeros import (
-    WeightZeros,
+    plain_model,
+    read_model,
     read_weights,
+    routes_of,
+    signature_of,
     stored_weights,
+    unique_names,
+    write_model,
 )
 from tests.helpers import array, assert_same
 

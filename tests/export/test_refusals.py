@@ -7,7 +7,12 @@ import keras
 import numpy as np
 import pytest
 
-from keras_sparse_ortho.export import c_array, export_litert, load_litert
+from keras_sparse_ortho.export import (
+    Worker,
+    c_array,
+    export_litert,
+    load_litert,
+)
 from tests.export.models import layers, tiny
 
 pytestmark = pytest.mark.tensorflow_only
@@ -18,7 +23,7 @@ def _no_process(monkeypatch):
     def refuse(*args, **kwargs):
         raise AssertionError("a worker was started")
 
-    monkeypatch.setattr("keras_sparse_ortho.export._process.Worker.run", refuse)
+    monkeypatch.setattr(Worker, "run", refuse)
 
 
 def refused(message, model, path, **arguments):

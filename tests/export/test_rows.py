@@ -7,11 +7,14 @@ import numpy as np
 import pytest
 
 import keras_sparse_ortho as kso
-from keras_sparse_ortho.export import export_litert
-from keras_sparse_ortho.export._explain import warn_of_rows
-from keras_sparse_ortho.export._rows import doubts, rows_of
-from keras_sparse_ortho.export._signature import signature_of
-from keras_sparse_ortho.export._task import task_of
+from keras_sparse_ortho.export import (
+    doubts,
+    export_litert,
+    rows_of,
+    signature_of,
+    task_of,
+    warn_of_rows,
+)
 from tests.export import models
 from tests.helpers import Chain, array
 

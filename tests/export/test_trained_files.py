@@ -167,7 +167,7 @@ def assert_few_roundings_differ(report, model, rows):
 
 # --- tests ---------------------------------------------------------------------------------------
 
-CASES = [(mlp, "int4"), slow_case_on_jax(cnn, "int4")]
+CASES = [(mlp, "int4"), slow(cnn, "int4")]
 CASES += [
     slow(make, weights)
     for make in (mlp, cnn)
@@ -202,7 +202,7 @@ def test_integers_and_ranges_of_the_file_are_those_of_training(
     ("weights", "mode", "stored"),
     [
         ("int4", "int4", "int4"),
-        slow_case_on_jax("ternary", "dynamic_int4", "int2"),
+        slow("ternary", "dynamic_int4", "int2"),
     ],
 )
 def test_kernels_of_dense_layers_take_the_bits_of_their_training(

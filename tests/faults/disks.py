@@ -195,7 +195,7 @@ def _written(here: Path, name: str, budget: kso.Budget, report: object) -> None:
         raise SystemExit(WRONG)
     report.to_csv(here / f"{part}r.csv")  # type: ignore[attr-defined]
     try:
-        from keras_sparse_ortho.export._export_litert import check_path
+        from keras_sparse_ortho.export import check_path
 
         check_path(here / f"{name}.tflite")
     except (OSError, ValueError):

@@ -12,7 +12,7 @@ import keras
 import numpy as np
 
 import keras_sparse_ortho as kso
-from keras_sparse_ortho.cli._files import InputFileError, read_keras, read_rows
+from keras_sparse_ortho.cli import InputFileError, read_keras, read_rows
 from keras_sparse_ortho.errors import BudgetError, LiteRTFileError
 from keras_sparse_ortho.export import export_litert, load_litert
 from tests.faults.counting import Count

@@ -5,8 +5,12 @@ from typing import Any
 import numpy as np
 from ai_edge_litert import schema_py_generated as schema
 
-from keras_sparse_ortho.export._flatbuffer import read_model, write_model
-from keras_sparse_ortho.export._record import with_digest, with_record
+from keras_sparse_ortho.export import (
+    read_model,
+    with_digest,
+    with_record,
+    write_model,
+)
 
 __all__ = ["absolute", "forever", "sealed", "with_digest", "with_tensors"]
 

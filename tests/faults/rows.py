@@ -38,12 +38,12 @@ def network() -> keras.Model:
 
 
 def rigl(model: keras.Model, data: Any) -> keras.Model:
-    """One update on these data."""
+    """Updates on these data, from the second step on."""
     sparse = kso.sparsify(model, 0.5, seed=0, include="a")
     sparse.compile("sgd", model.loss)
     callback = kso.callbacks.RigL(data, batch_size=32, frequency=1, end_step=9)
-    x = np.zeros((32, WIDTH), "float32")
-    sparse.fit(x, np.zeros(32), verbose=0, callbacks=[callback])
+    x = np.zeros((96, WIDTH), "float32")
+    sparse.fit(x, np.zeros(96), verbose=0, callbacks=[callback])
     return sparse
 
 
@@ -147,7 +147,7 @@ def wrong_data(rng: random.Random) -> dict[str, Any]:
 
 def run(share: float, seed: random.Random) -> list[Count]:
     """Every kind of data in every function, or a share of the pairs."""
-    _data._MOST_ROWS = 2000  # of endless data
+    _data.MOST_ROWS = 2000  # of endless data
     data = wrong_data(seed)
     pairs = [(use, kind) for use in USES for kind in data]
     chosen = seed.sample(pairs, max(len(USES), round(share * len(pairs))))

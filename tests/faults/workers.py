@@ -1,14 +1,14 @@
 """The worker of exports under interrupts, wrong arguments and forks: every answer is its job's."""
 
 import contextlib
+import inspect
 import os
 import random
 import sys
 from pathlib import Path
 from typing import Any
 
-from keras_sparse_ortho.export import _process
-from keras_sparse_ortho.export._process import JobError, Worker
+from keras_sparse_ortho.export import JobError, Worker
 from tests.faults.counting import WRONG, Count, timed, watched
 
 ECHO = """if True:
@@ -51,7 +51,7 @@ def _counted(
         for k in range(number):
 
             def child(k: int = k) -> None:
-                _process._SCRIPT = script
+                Worker.script = script
                 with Worker() as worker:
                     for _ in range(random.Random(seed + k).randrange(3)):
                         _ask(worker)
@@ -76,7 +76,7 @@ def _interrupted(worker: Worker, rng: random.Random) -> None:
 
     def trace(frame: Any, event: str, _: Any) -> Any:
         nonlocal left
-        if frame.f_code.co_filename != _process.__file__:
+        if frame.f_code.co_filename != inspect.getfile(Worker):
             return None
         left -= event == "line"
         if left == 0:

@@ -10,11 +10,11 @@ from keras_sparse_ortho._backend import compiled, value_and_gradients
 from keras_sparse_ortho._gathers import written_both_ways
 from keras_sparse_ortho.layers import (
     BlockGrid,
+    BlockOperands,
     _block_products,
     _token_products,
+    product_by_token,
 )
-from keras_sparse_ortho.layers._block_operands import BlockOperands
-from keras_sparse_ortho.layers._token_products import product_by_token
 from keras_sparse_ortho.orthogonal import clear_padding
 from tests.helpers import array
 

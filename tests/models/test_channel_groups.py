@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import keras_sparse_ortho as kso
-from keras_sparse_ortho.models._channel_rules import _registry
+from keras_sparse_ortho.models import CHANNEL_RULES
 from tests.helpers import slow_on_jax
 from tests.models.zoo import (
     NETWORKS,
@@ -160,7 +160,7 @@ def test_users_register_rules_for_their_layers():
         assert [group.name for group in groups] == ["first"]
         assert_groups_go(model, groups)
     finally:
-        del _registry._RULES[Halved]
+        del CHANNEL_RULES[Halved]
     with pytest.raises(TypeError, match=r"class of layers\. Received: kind=5"):
         kso.models.register_channel_rule(5, "elementwise")
     with pytest.raises(

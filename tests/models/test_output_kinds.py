@@ -1,10 +1,11 @@
 """What outputs mean: from the end of the graph and from the compiled loss, never from values."""
 
 import keras
+import numpy as np
 import pytest
 
 import keras_sparse_ortho as kso
-from keras_sparse_ortho.models import OutputKind, output_kinds
+from keras_sparse_ortho.models import OutputKind, output_kinds, output_names
 
 L = keras.layers
 BITS = keras.losses.BinaryCrossentropy
@@ -116,3 +117,17 @@ def test_a_subclassed_model_shows_its_loss_alone():
     assert output_kinds(model, 1) == [OutputKind("sigmoid", "bits")]
     model.compile("sgd", BITS(from_logits=True))
     assert output_kinds(model, 1) == [OutputKind("linear", "bits")]
+
+
+def test_names_of_outputs():
+    inputs = keras.Input((4, 3))
+    gru = keras.layers.GRU(2, return_state=True, name="gru")(inputs)
+    box = keras.layers.Dense(2, name="box")(gru[0])
+    outputs = np.zeros(1)
+    model = keras.Model(inputs, [box, *gru])
+    names = output_names(model, [outputs] * 3)
+    assert names == ["box", "gru", "gru#2"]
+    model = keras.Model(inputs, {"z": box, "a": gru[0]})
+    assert output_names(model, {"z": outputs, "a": outputs}) == ["a", "z"]
+    subclassed = type("Own", (keras.Model,), {})()
+    assert output_names(subclassed, [outputs] * 2) == ["output_1", "output_2"]

@@ -11,13 +11,14 @@ import keras_sparse_ortho as kso
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.initializers import ExactOrthogonal
 from tests.compat.fresh import in_a_fresh_process
-from tests.helpers import array, slow_on_tensorflow
+from tests.helpers import array, slow_where_traced
 from tests.models.networks import MODELS, SHAPE, sequential, wrappers
 from tests.models.test_whole_way import IMAGES, whole_way
 
 L = keras.layers
 
 
+@pytest.mark.core
 @pytest.mark.parametrize(
     "name",
     [
@@ -25,7 +26,7 @@ L = keras.layers
         pytest.param("recurrent_and_attention", marks=pytest.mark.slow),
     ],
 )
-@slow_on_tensorflow
+@slow_where_traced
 def test_the_files_load_without_the_package(tmp_path, name):
     sparse, plain = whole_way(MODELS[name](), IMAGES)
     sparse.save(tmp_path / "sparse.keras")

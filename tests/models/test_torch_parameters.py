@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import keras_sparse_ortho as kso
+from keras_sparse_ortho.models import ResultChecks
 from tests.helpers import Chain, array
 from tests.models.returned import CASES, RETURNED, x
 
@@ -77,7 +78,7 @@ def test_a_deep_copy_computes_the_same_and_shares_nothing(name):
 @pytest.mark.parametrize("storage", ["masked", "compact", "blocks"])
 @pytest.mark.parametrize("made", ["Sequential", "subclassed"])
 def test_what_fails_leaves_parameters_and_modules(made, storage, monkeypatch):
-    def fails(model):
+    def fails(checks, model):
         raise RuntimeError("late")
 
     def held():
@@ -94,9 +95,7 @@ def test_what_fails_leaves_parameters_and_modules(made, storage, monkeypatch):
     structure = kso.Block(16, 16, regular=True) if storage == "blocks" else None
     with pytest.raises(kso.errors.BudgetError):
         kso.sparsify.in_place(model, 1e-3)
-    monkeypatch.setattr(
-        "keras_sparse_ortho.models._rewrite.save_with_layers", fails
-    )
+    monkeypatch.setattr(ResultChecks, "complete", fails)
     with pytest.raises(RuntimeError, match="late"):
         kso.sparsify.in_place(
             model, 0.25, storage=storage, structure=structure, seed=0
@@ -107,9 +106,7 @@ def test_what_fails_leaves_parameters_and_modules(made, storage, monkeypatch):
         model, 0.25, structure=kso.Block(16, 16, regular=True), seed=0
     )
     before = held()
-    monkeypatch.setattr(
-        "keras_sparse_ortho.models._rewrite.save_with_layers", fails
-    )
+    monkeypatch.setattr(ResultChecks, "complete", fails)
     # Whose layers have records of their own.
     with pytest.raises(RuntimeError, match="late"):
         kso.convert.in_place(

@@ -9,7 +9,7 @@ from keras_sparse_ortho.parametrizations import (
     LowRankSoftThreshold,
     SoftThreshold,
 )
-from tests.helpers import array
+from tests.helpers import array, slow_on_jax
 from tests.models.returned import CASES, CLASSES, KINDS, SHAPE, STORAGES, x
 
 pytestmark = pytest.mark.core
@@ -58,6 +58,7 @@ def of(name, *, frozen):
     return STORAGES[storage](dense)
 
 
+@slow_on_jax  # where each operation of each model is compiled
 @pytest.mark.parametrize("name", CASES)
 def test_what_was_frozen_trains_once_it_is_unfrozen(name):
     model, never_frozen = of(name, frozen=True), of(name, frozen=False)

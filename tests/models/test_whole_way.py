@@ -147,7 +147,7 @@ NOT_SAVED = {
     "a configuration of more layers": (networks.growing, X),
 }
 COMPACT = ("backbone", "task", "built late", "concealed", "tied")
-SLOW_ON_JAX = ("stack", *HEAVY)
+SLOW_ON_JAX = ("stack", "late", *HEAVY)
 CASES = [(name, "masked") for name in (*SAVED, *NOT_SAVED)] + [
     (name, "compact") for name in COMPACT
 ]

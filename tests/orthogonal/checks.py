@@ -2,17 +2,15 @@
 
 import numpy as np
 
-from keras_sparse_ortho.orthogonal._counts import (
-    rotations_for_density as rotations_for_density,
-)
-from keras_sparse_ortho.orthogonal._eoi import (
+from keras_sparse_ortho.orthogonal import complete as complete
+from keras_sparse_ortho.orthogonal import (
     covering_rotations as covering_rotations,
 )
-from keras_sparse_ortho.orthogonal._eoi import (
-    random_rotations as random_rotations,
+from keras_sparse_ortho.orthogonal import random_rotations as random_rotations
+from keras_sparse_ortho.orthogonal import (
+    rotations_for_density as rotations_for_density,
 )
-from keras_sparse_ortho.orthogonal._eoi import unite as unite
-from keras_sparse_ortho.orthogonal._regular_pattern import complete as complete
+from keras_sparse_ortho.orthogonal import unite as unite
 
 
 def assert_orthogonal(matrix, gain=1.0, atol=1e-6):

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from keras_sparse_ortho.errors import DensityError, LayoutError
 from keras_sparse_ortho.orthogonal import (
     Block,
+    GivenBlocks,
     KernelLayout,
     NByM,
     dead_outputs,
     exact_orthogonal,
 )
-from keras_sparse_ortho.orthogonal._structures import GivenBlocks
 from tests.orthogonal.checks import assert_orthogonal, dead_inputs
 
 pytestmark = pytest.mark.numpy_only

@@ -12,7 +12,7 @@ import keras_sparse_ortho as kso
 from keras_sparse_ortho.budgets import Budget
 from keras_sparse_ortho.errors import BudgetError, LayoutError
 from keras_sparse_ortho.kernels import PrunableWeight
-from keras_sparse_ortho.pruning._blocks import BlockPlan, block_for
+from keras_sparse_ortho.pruning import BlockPlan, block_for
 from tests.helpers import (
     array,
     classifier_loss,

@@ -26,7 +26,7 @@ def sequential():
     layers = [
         L.Dense(24, "relu", name="up"),
         L.Dense(16, "tanh", name="middle"),
-        L.Dense(3),
+        L.Dense(3, name="head"),
     ]
     return keras.Sequential([keras.Input((6,)), *layers])
 
@@ -138,6 +138,48 @@ def test_a_table_and_its_widths_give_the_same_network():
     ) <= (0.8 * table.cost(cost="bytes"))
 
 
+@pytest.mark.core
+def test_a_table_refits_without_a_pass(monkeypatch):
+    model, x = sequential(), rows(6)
+    table = kso.widths(model, x, multiple_of=4)
+    for path, size in (("middle/kernel", 24), ("head/kernel", 16)):
+        assert table.grams[path].shape == (size, size)
+    refitted = kso.narrow(model, {"up": 12, "middle": 8}, data=x)
+    passes = []
+    measured = calibration.ReaderMoments.measured
+
+    def counted(*args):
+        passes.append(args)
+        return measured(*args)
+
+    monkeypatch.setattr(calibration.ReaderMoments, "measured", counted)
+    widths = {"up": 12, "middle": 8}
+    small = kso.narrow(model, widths, data=x, table=table)
+    assert passes == []
+    for before, after in zip(
+        refitted.get_weights(), small.get_weights(), strict=True
+    ):
+        np.testing.assert_allclose(before, after, atol=1e-6)
+    # On other weights the table's moments are wrong.
+    first = model.get_layer("up")
+    first.kernel.assign(2.0 * array(first.kernel))
+    small = kso.narrow(model, widths, data=x, table=table)
+    assert len(passes) == 1
+    order = {
+        name: steps[: -widths[name]] for name, steps in table.order.items()
+    }
+    stays = np.setdiff1d(np.arange(24), order["up"])
+    inputs = array(first(x)).astype("float64")
+    gram = inputs.T @ inputs
+    gram += 0.01 * np.mean(np.diag(gram)) * np.eye(24)
+    columns = np.setdiff1d(np.arange(16), order["middle"])
+    kernel = array(model.get_layer("middle").kernel)[:, columns]
+    expected = np.linalg.solve(gram[np.ix_(stays, stays)], gram[stays] @ kernel)
+    np.testing.assert_allclose(
+        array(small.get_layer("middle").kernel), expected, atol=1e-4
+    )
+
+
 def test_statistics_are_restored_relative_to_the_given_model(monkeypatch):
     model, x = residual(), rows(6, 6, 2)
     calls = []
@@ -209,6 +251,58 @@ def test_heads_of_attention():
     assert small.get_layer("attention").num_heads == 3
     assert table.cost({"attention/heads": 3}) == small.count_params()
     assert table.errors["attention/heads"].keys() == {4, 3, 2, 1}
+
+
+def separable():
+    """Separable layers in a row: a depthwise and a pointwise kernel in each."""
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input((8, 8, 3))
+    x = L.Conv2D(8, 3, activation="relu", name="stem")(inputs)
+    x = L.SeparableConv2D(16, 3, depth_multiplier=2, name="first")(x)
+    x = L.ReLU()(L.BatchNormalization(name="norm")(x))
+    x = L.SeparableConv2D(12, 3, activation="relu", name="second")(x)
+    x = L.GlobalAveragePooling2D()(x)
+    model = keras.Model(inputs, L.Dense(3, name="head")(x))
+    fit_statistics(model)
+    return model
+
+
+@slow_on_jax
+def test_both_kernels_of_separable_layers_get_narrower(monkeypatch):
+    model, x = separable(), rows(8, 8, 3)
+    zeroed_models = []
+
+    def kept(zeroed):
+        zeroed_models.append(zeroed)
+        return kso.remove_channels(zeroed)
+
+    monkeypatch.setattr(
+        "keras_sparse_ortho.pruning._narrow.remove_channels", kept
+    )
+    table = kso.widths(model, x, multiple_of=2)
+    widths = {"stem": 6, "first": 10, "second": 8}
+    assert widths.keys() == table.errors.keys()
+    small = kso.narrow(model, widths, data=x, table=table)
+    kernels = {
+        name: [
+            tuple(small.get_layer(name).depthwise_kernel.shape),
+            tuple(small.get_layer(name).pointwise_kernel.shape),
+        ]
+        for name in ("first", "second")
+    }
+    assert kernels == {
+        "first": [(3, 3, 6, 2), (1, 1, 12, 10)],
+        "second": [(3, 3, 10, 1), (1, 1, 10, 8)],
+    }
+    outputs = [array(network(x)) for network in (zeroed_models[0], small)]
+    np.testing.assert_allclose(*outputs, atol=1e-5)
+    # Kernels are refitted: half of the inputs of the first layer go at less error than by chance.
+    pruned = kso.narrow(model, {"stem": 4}, data=x, table=table)
+    before, after = array(model(x)), array(pruned(x))
+    spread = np.sum((before - before.mean(axis=0)) ** 2)
+    measured = np.sum((after - before) ** 2) / spread
+    predicted = table.predicted({"stem": 4})
+    assert predicted / 2 < measured < 2 * predicted
 
 
 def test_groups_that_cannot_be_measured_are_refused_by_name(monkeypatch):

@@ -19,8 +19,8 @@ from tests.helpers import (
     jit,
     jit_if_quicker,
     optimizer_slots,
-    slow_on_jax,
     slow_on_tensorflow,
+    slow_where_traced,
 )
 from tests.pruning.checks import assert_equal_kernels, fit
 
@@ -130,6 +130,7 @@ QUICK = [
 ]
 
 
+@pytest.mark.core
 @pytest.mark.parametrize(
     ("optimizer", "storage"),
     cases([*CONVERTED, ("adagrad", "compact")], *QUICK),
@@ -169,7 +170,8 @@ def _dead_slots(model):
                 yield array(slot)[dead], start
 
 
-@slow_on_jax
+@slow_where_traced
+@pytest.mark.core
 def test_subclassed_models_are_converted():
     def written(storage):
         keras.utils.set_random_seed(4)

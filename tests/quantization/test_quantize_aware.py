@@ -528,6 +528,23 @@ def test_operations_and_masks_of_a_graph_are_no_layers():
         )
 
 
+def test_indices_beside_a_tensor_hide_no_step():
+    inputs = keras.Input((6, 4))
+    places = keras.Input((3,), dtype="int32")
+    x = L.Dense(8, activation="relu", name="first")(inputs)
+    x = keras.ops.take(x, places[0], axis=1)
+    dense = keras.Model([inputs, places], L.Dense(3, name="head")(x))
+    model = quantize_aware(dense, "int8")
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=(8, 6, 4)).astype("float32")
+    model([rows, np.tile([0, 2, 5], (8, 1))], training=True)
+    bias = model.get_layer("head").bias
+    bias.assign(rng.normal(size=bias.shape))
+    round_biases(model)
+    step = model.get_layer("first").of_output.step()
+    assert_whole(array(bias), step * scales_of(model)["head/kernel"])
+
+
 def test_a_relu_that_is_an_operation_is_fused_where_a_layer_reads_it():
     inputs = keras.Input((6, 6, 2))
     x = L.BatchNormalization(name="norm")(

@@ -5,8 +5,7 @@ import numpy as np
 import pytest
 
 import keras_sparse_ortho as kso
-from keras_sparse_ortho.recovery import distill
-from keras_sparse_ortho.recovery._distill import _LOGITS, _with_features
+from keras_sparse_ortho.recovery import LOGITS, distill, with_features
 from tests.helpers import assert_same, slow_on_tensorflow
 
 
@@ -77,7 +76,7 @@ def test_features_are_the_inputs_of_the_last_layers():
     model = keras.Model(
         inputs, {"class": one, "box": keras.layers.Dense(4, name="box")(x)}
     )
-    assert [tuple(t.shape) for t in _with_features(model).outputs] == [
+    assert [tuple(t.shape) for t in with_features(model).outputs] == [
         (None, 4),
         (None, 2),
         (None, 6),
@@ -88,7 +87,7 @@ def test_masks_are_no_features():
     words = keras.Input((6,), dtype="int32")
     x = keras.layers.Embedding(20, 4, mask_zero=True)(words)
     x = keras.layers.GlobalAveragePooling1D()(keras.layers.Dense(5)(x))
-    features = _with_features(keras.Model(words, x * 2.0)).outputs
+    features = with_features(keras.Model(words, x * 2.0)).outputs
     assert [(tuple(one.shape), one.dtype) for one in features] == [
         ((None, 5), "float32"),
         ((None, 6, 4), "float32"),
@@ -98,14 +97,14 @@ def test_masks_are_no_features():
 def test_probabilities_become_logits():
     logits = np.array([[2.0, -1.0, 0.5], [0.0, 3.0, -4.0]], "float32")
     softmax = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
-    found = keras.ops.convert_to_numpy(_LOGITS["softmax"](softmax))
+    found = keras.ops.convert_to_numpy(LOGITS["softmax"](softmax))
     np.testing.assert_allclose(
         found, logits - logits.mean(-1, keepdims=True), atol=1e-5
     )
     sigmoid = 1 / (1 + np.exp(-logits[:, :1]))
-    found = keras.ops.convert_to_numpy(_LOGITS["sigmoid"](sigmoid))
+    found = keras.ops.convert_to_numpy(LOGITS["sigmoid"](sigmoid))
     np.testing.assert_allclose(found, logits[:, :1], atol=1e-4)
-    assert _LOGITS["values"](logits) is logits
+    assert LOGITS["values"](logits) is logits
 
 
 def test_each_term_of_the_loss_is_divided_by_the_variance_of_the_teacher():
@@ -251,13 +250,13 @@ def test_outputs_between_0_and_1_are_probabilities_if_graph_and_loss_say_so(
 ):
     model = regressor(activation, loss)
     used = []
-    for key, function in dict(_LOGITS).items():
+    for key, function in dict(LOGITS).items():
 
         def noting(values, key=key, function=function):
             used.append(key)
             return function(values)
 
-        monkeypatch.setitem(_LOGITS, key, noting)
+        monkeypatch.setitem(LOGITS, key, noting)
     student = kso.prune(model, 0.5, budget="uniform")
     distill(student, model, ROWS[:64], epochs=1, outputs=outputs, verbose=0)
     assert set(used) == {name}

@@ -18,6 +18,7 @@ from tests.helpers import (
     jit_if_quicker,
     second_derivatives,
     slow_case_on_jax,
+    slow_where_traced,
 )
 from tests.models.networks import HEAVY, MODELS
 
@@ -198,7 +199,11 @@ def quick_compilation():
 
 @pytest.mark.usefixtures("quick_compilation")
 @pytest.mark.parametrize(
-    "structure", [slow_case_on_jax(k) if k in HEAVY else k for k in MODELS]
+    "structure",
+    [
+        pytest.param(k, marks=slow_where_traced) if k in HEAVY else k
+        for k in MODELS
+    ],
 )
 def test_every_structure(structure):
     model = MODELS[structure]()

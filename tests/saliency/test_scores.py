@@ -8,11 +8,11 @@ import keras_sparse_ortho as kso
 from keras_sparse_ortho.calibration import LayerScore
 from keras_sparse_ortho.errors import DensityError, NotPrunableError
 from keras_sparse_ortho.saliency import (
+    SCORES,
     LossDerivatives,
     LossScore,
     ModelScore,
     Score,
-    _score,
 )
 from tests.helpers import array, classifier_loss, jit_if_quicker
 
@@ -44,10 +44,12 @@ class LastInputs(LayerScore):
 
 
 @pytest.fixture
-def registered(monkeypatch):
-    monkeypatch.setattr(_score, "_SCORES", dict(_score._SCORES))
+def registered():
     for kind in (Fisher, LastInputs):
         assert kso.saliency.register_score(kind) is kind
+    yield
+    for kind in (Fisher, LastInputs):
+        del SCORES[kind.name]
 
 
 def network():

@@ -12,6 +12,7 @@ from keras_sparse_ortho.schedules import (
     Linear,
     OneShot,
     Polynomial,
+    Ramp,
 )
 
 pytestmark = pytest.mark.numpy_only
@@ -235,3 +236,26 @@ def test_a_polynomial_schedule_of_tfmot_begins_at_its_own_sparsity():
         schedule.get_config()
         == Polynomial(0.25, 2, 6, 0.75, 2.0, 2).get_config()
     )
+
+
+@keras.saving.register_keras_serializable(package="tests")
+class Straight(Ramp):
+    """A schedule of a user, with all arguments of a `Ramp`."""
+
+    def between(self, initial, final, progress):
+        return initial + (final - initial) * progress
+
+
+def test_a_ramp_of_a_user():
+    straight = Straight(0.1, 10, 110, initial_density=0.7)
+    linear = Linear(0.1, 10, 110, initial_density=0.7)
+    for step in (0, 9, 10, 63, 110, 200):
+        assert straight.at(step) == pytest.approx(linear.at(step))
+        assert straight.due(step) == linear.due(step)
+    config = keras.saving.serialize_keras_object(straight)
+    restored = keras.saving.deserialize_keras_object(config)
+    assert repr(restored) == repr(straight)
+    with pytest.raises(ValueError, match=r"after `begin_step`\. Received"):
+        Straight(0.1, 10, 10)
+    with pytest.raises(TypeError, match="abstract"):
+        Ramp(0.1)

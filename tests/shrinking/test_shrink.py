@@ -1,5 +1,6 @@
 """`shrink`: the smallest file that keeps the limits, judged on rows that are held out."""
 
+import dataclasses
 import gzip
 import re
 import zlib
@@ -11,16 +12,19 @@ import pytest
 from keras_sparse_ortho.errors import ShrinkError
 from keras_sparse_ortho.export import load_litert
 from keras_sparse_ortho.models import OutputKind
-from keras_sparse_ortho.shrinking import ShrinkReport, Trial, shrink
-from keras_sparse_ortho.shrinking._examples import Examples
-from keras_sparse_ortho.shrinking._judge import (
+from keras_sparse_ortho.shrinking import (
+    Examples,
     Judge,
+    OutputScore,
     Score,
+    Search,
+    ShrinkReport,
+    Trial,
+    chosen,
     closeness,
     same_class,
+    shrink,
 )
-from keras_sparse_ortho.shrinking._search import Search
-from keras_sparse_ortho.shrinking._shrink import chosen
 
 SOFTMAX = OutputKind("softmax", "classes")
 SIGMOID = OutputKind("sigmoid", "bits")
@@ -292,6 +296,116 @@ def test_a_loss_counts_with_its_standard_error():
     assert not Trial("dense", "int8", reason="refused").loses_at_most(1.0)
 
 
+def test_each_output_has_a_limit_of_its_own():
+    rng = np.random.default_rng(0)
+    boxes = rng.normal(size=(400, 4))
+    classes = np.eye(2)[rng.integers(0, 2, 400)]
+    answers = [boxes + 0.2 * rng.normal(size=boxes.shape), classes.copy()]
+    answers[1][0] = answers[1][0, ::-1]
+    kinds = [OutputKind("linear", "values"), SOFTMAX]
+    limits = {"class": 0.01, "box": 0.1}
+    names = ["box", "class"]
+    verdicts = [
+        Judge([boxes, classes], None, None, kinds, names, limit).verdict(
+            answers
+        )
+        for limit in (0.1, limits)
+    ]
+    assert [*verdicts[0].outputs] == names
+    box, label = verdicts[0].outputs.values()
+    assert (box.measure, label.measure) == ("closeness", "expected accuracy")
+    assert label.lost == pytest.approx(1 / 400)
+    assert 0.02 < box.lost < 0.06
+    # The output that comes nearest to its limit decides.
+    assert [verdict.lost for verdict in verdicts] == [box.lost, label.lost]
+    trial = Trial(
+        "narrowed",
+        "int8",
+        verdicts[1].score,
+        lost=label.lost,
+        margin=label.margin,
+        outputs=verdicts[1].outputs,
+    )
+    assert trial.loses_at_most(limits)
+    assert not trial.loses_at_most({"class": 0.1, "box": 0.01})
+    assert not trial.loses_at_most({"class": 0.003, "box": 0.1})
+    share = trial.share_of_limit(limits)
+    assert share == pytest.approx((label.lost + label.margin) / 0.01)
+    assert trial.share_of_limit(0.1) == box.share_of(0.1)
+
+
+def test_the_table_has_the_score_of_each_output():
+    score = Score(0.9, 0.89, 0.91)
+    outputs = {
+        "class": OutputScore("expected accuracy", 0.95, 0.004, 0.002),
+        "box": OutputScore("closeness", 0.85, 0.041, 0.003),
+    }
+    narrow = Trial(
+        "narrowed", "int8", score, 100, 90, 2.0, lost=0.041, outputs=outputs
+    )
+    failed = Trial("narrowed further", "", reason="refused")
+    report = ShrinkReport(
+        "m.tflite",
+        narrow,
+        (narrow, failed),
+        "closeness and expected accuracy",
+        99,
+        score,
+        {"class": 0.01, "box": 0.05},
+    )
+    header, line = str(report).splitlines()[:2]
+    for name, text in (("class", "0.9500"), ("box", "0.8500")):
+        assert header.index(name) + len(name) == line.index(text) + 6
+    assert "  box: 4.10 +- 0.30 of 5 points of closeness" in report.words
+    assert (
+        "  class: 0.40 +- 0.20 of 1 points of expected accuracy" in report.words
+    )
+    # One that loses less in one output, and more in another.
+    others = outputs | {"box": OutputScore("closeness", 0.84, 0.051, 0.003)}
+    better_class = OutputScore("expected accuracy", 0.96, 0.001, 0.002)
+    one_better = dataclasses.replace(
+        narrow, outputs=others | {"class": better_class}
+    )
+    assert not narrow.beats(one_better)
+    assert narrow.beats(dataclasses.replace(narrow, outputs=others))
+
+
+@pytest.mark.tensorflow_only
+def test_limits_by_output_name_all_outputs(tmp_path):
+    inputs = keras.Input((16,))
+    hidden = keras.layers.Dense(8, "relu")(inputs)
+    model = keras.Model(
+        inputs,
+        {
+            "kind": keras.layers.Dense(3, "softmax", name="z")(hidden),
+            "box": keras.layers.Dense(2, name="a")(hidden),
+        },
+    )
+    path = tmp_path / "m.tflite"
+    limits = {"kind": 0.02, "box": 0.05}
+    report = shrink(model, ROWS, path, minutes=0, max_drop=limits)
+    assert report.max_drop == limits
+    assert report.taken.loses_at_most(limits)
+    assert {
+        name: output.measure for name, output in report.taken.outputs.items()
+    } == {"kind": "expected accuracy", "box": "closeness"}
+    for wrong, received in (
+        ({"kind": 0.02}, "no limit for 'box'"),
+        (limits | {"z": 1.0}, "the unknown 'z'"),
+    ):
+        message = f"output of the model: 'box', 'kind'. Received: {received}"
+        with pytest.raises(ValueError, match=message):
+            shrink(model, ROWS, path, minutes=0, max_drop=wrong)
+    with pytest.raises(
+        ValueError, match=r"`max_drop\['box'\]` must be a finite"
+    ):
+        shrink(model, ROWS, path, max_drop=limits | {"box": np.nan})
+    with pytest.raises(
+        ShrinkError, match=r"max_drop=\{'kind': -1, 'box': 0.05\}"
+    ):
+        shrink(model, ROWS, path, minutes=0, max_drop=limits | {"kind": -1})
+
+
 def test_the_frontier_has_the_files_that_no_other_beats(tmp_path):
     small, fast = trial("small", 100, 2.0), trial("fast", 200, 1.0)
     right, beaten = (
@@ -338,6 +452,38 @@ def test_no_trial_begins_that_would_end_too_late(tmp_path):
             Trial("sparse", "int8", seconds=90.0),
         ]
         assert search._is_late() == is_late
+        narrowed = {"route": "int8", "seconds": 12.0, "widths": {"hidden": 8}}
+        trained = narrowed | {"seconds": 90.0}
+        search.trials.append(Trial("narrowed to 0.5, trained", **trained))
+        assert search._is_late() == is_late
+        search.trials.append(Trial("narrowed to 0.5", **narrowed))
+        assert search._is_late()
+
+
+def test_the_table_of_widths_has_half_of_the_time_that_is_left(
+    tmp_path, monkeypatch
+):
+    rows = object.__new__(Examples)
+    rows.calibration = ROWS
+    calls = []
+    monkeypatch.setattr(
+        "keras_sparse_ortho.shrinking._search.widths",
+        lambda model, data, *, minutes: calls.append(minutes),
+    )
+    for spent in (20.0, 100.0):
+        search = Search(
+            None,
+            rows,
+            tmp_path,
+            packed=False,
+            say=lambda *_, spent=spent: spent,
+            seconds=80.0,
+            max_drop=0.01,
+            seed=0,
+        )
+        search._width_table()
+    assert calls == [0.5]
+    assert search.untried == ["a table of widths"]
 
 
 def test_a_slow_training_leaves_fewer_rows_to_the_next():

@@ -14,10 +14,10 @@ from keras_sparse_ortho.parametrizations import (
     FixedMask,
 )
 from keras_sparse_ortho.storages import (
+    FORMS,
     StorageForm,
     WrappedForm,
     register_storage,
-    storage_form,
 )
 from tests.helpers import array
 
@@ -146,21 +146,14 @@ class NegatedMask(FixedMask):
 
 
 @pytest.fixture
-def negated(monkeypatch):
-    forms = "keras_sparse_ortho.storages._storage_form._FORMS"
-    monkeypatch.setattr(forms, dict(_forms()))
-
+def negated():
     @register_storage
     class NegatedForm(WrappedForm):
         name = "negated"
         parametrization_class = NegatedMask
 
-    return NegatedForm
-
-
-def _forms():
-    names = ("masked", "compact", "blocks", "dense", "thin", "rounded")
-    return {name: storage_form(name) for name in names}
+    yield NegatedForm
+    del FORMS["negated"]
 
 
 def test_a_form_of_a_user_is_a_storage_like_ours(negated):

@@ -38,12 +38,14 @@ def test_every_public_name_is_on_a_page_besides_the_reference():
         page.read_text() for page in pages if "reference" not in page.parts
     )
     words = set(re.findall(r"\w+", text))
+    rooms = hooks.documented()
     names = {
         *kso.__all__,
-        *(name for room in hooks.documented().values() for name in room),
+        *(name for room in rooms.values() for name in room),
     }
-    assert len(kso.__all__) <= 28
-    assert len(names) <= 141
+    assert len(kso.__all__) <= 29
+    # A new method may have a name. A room with too many of them is several rooms.
+    assert max(map(len, rooms.values())) <= 15
     assert not names - words
 
 

@@ -1,24 +1,27 @@
-"""Dense layers and convolutions, also transposed ones."""
+"""The rules of kernels that multiply channels: of one matrix, and of several side by side."""
 
 from typing import Any
 
 import keras
 import numpy as np
 
+from keras_sparse_ortho.kernels import KernelLayout, kernel_layouts
 from keras_sparse_ortho.layers import is_elementwise
 from keras_sparse_ortho.models._channel_rules._rule import (
     ChannelCall,
     ChannelRule,
     Constants,
-    MakeRule,
     Mask,
     SmallerLayer,
     Tracer,
     activated,
+    activation_of,
     bias_of,
     count_of,
     for_single_inputs,
+    has_bias,
     has_borders,
+    size_name,
     smaller_layer,
     value_of,
     without_tiny,
@@ -52,7 +55,7 @@ class Linear(ChannelRule):
         self.variable = variable
         self.kernel = value_of(variable)
         self.has_borders = has_borders(layer)
-        self.mixes = not is_elementwise(layer.activation)
+        self.mixes = not is_elementwise(activation_of(layer))
         self._set_taps()
 
     def _set_taps(self) -> None:
@@ -71,7 +74,8 @@ class Linear(ChannelRule):
         fixed = self.fixed_inputs(inputs)
         varies = self.taps[:, np.isnan(fixed)].any(axis=(0, 1)) | self.mixes
         sums = np.nan_to_num(fixed) @ self.taps.sum(axis=0) + self.bias
-        return activated(self.layer.activation, np.where(varies, np.nan, sums))
+        constants = np.where(varies, np.nan, sums)
+        return activated(activation_of(self.layer), constants)
 
     def needed(
         self,
@@ -146,10 +150,9 @@ class Linear(ChannelRule):
         bias: np.ndarray,
         live: Mask,
     ) -> dict[str, Any]:
-        size = "units" if hasattr(self.layer, "units") else "filters"
         return {
-            size: count_of(live),
-            "use_bias": bool(self.layer.use_bias or bias.any()),
+            size_name(self.layer): count_of(live),
+            "use_bias": bool(has_bias(self.layer) or bias.any()),
         }
 
     @staticmethod
@@ -176,42 +179,16 @@ class Linear(ChannelRule):
         return rows.reshape(inputs, -1)
 
 
-class Transposed(Linear):
-    """A transposed convolution, whose kernel is `(*taps, out, in)`."""
-
-    def _set_taps(self) -> None:
-        self.kernel = np.swapaxes(self.kernel, -1, -2)
-        # Few taps reach the border, and strides leave gaps.
-        self.has_borders = True
-        super()._set_taps()
-
-    def smaller(
-        self,
-        constants: Constants,
-        read: Mask,
-        live: Mask,
-    ) -> SmallerLayer:
-        config, [kernel, *bias] = super().smaller(constants, read, live)
-        return SmallerLayer(config, [np.swapaxes(kernel, -1, -2), *bias])
-
-    def trace(
-        self,
-        tracer: Tracer,
-        inputs: np.ndarray,
-    ) -> np.ndarray:
-        tracer.hold(
-            inputs,
-            self.layer,
-            "its kernel has no rows for each channel it reads",
-        )
-        return tracer.make(self.layer.name, self.kernel.shape[-1])
-
-
 class Grouped(ChannelRule):
-    """A convolution in groups; each group goes with all its channels.
+    """Matrices side by side, each on channels of its own; each goes with all of these.
 
-    The kernel is `(*taps, in / groups, out)`: outputs of a group read its inputs alone. All groups
-    must have equally many channels, so a channel cannot go without its group.
+    All groups must have equally many channels, so a channel cannot go without its group.
+
+    Args:
+        layer: Layer. Its configuration has `groups`, and `units` or `filters`.
+        variable: Variable. The kernel, a matrix `(*taps, in, out)` for each group.
+        layout: KernelLayout. Its axes.
+        axis: int. The axis of the channels in inputs and outputs.
     """
 
     has_kernel = True
@@ -219,30 +196,30 @@ class Grouped(ChannelRule):
     def __init__(
         self,
         layer: Any,
+        variable: Any,
+        layout: KernelLayout,
         axis: int = -1,
     ) -> None:
         super().__init__(layer, axis)
-        self.kernel = value_of(layer.kernel)
-        self.groups = layer.groups
-        self.bias = bias_of(layer, self.kernel.shape[-1])
+        self.layout = layout
+        self.kernel = value_of(variable)
+        canonical = layout.to_canonical(without_tiny(self.kernel))
+        batch, parts, *_, inputs, outputs = canonical.shape
+        self.groups = batch * parts
+        self.taps = canonical.reshape(self.groups, -1, inputs, outputs)
+        self.bias = bias_of(layer, self.groups * outputs)
 
     def constants(self, inputs: Constants) -> Constants:
         by_group = inputs.reshape(self.groups, -1)
         if has_borders(self.layer):
             by_group = np.where(by_group != 0, np.nan, by_group)
-        taps = without_tiny(self.kernel).reshape(
-            -1, by_group.shape[1], self.groups, self._width
-        )
-        used = taps.any(axis=0)
-        varies = np.einsum("gi,igo->go", np.isnan(by_group), used).ravel()
-        sums = np.einsum("gi,tigo->go", np.nan_to_num(by_group), taps).ravel()
+        used = self.taps.any(axis=1)
+        varies = np.einsum("gi,gio->go", np.isnan(by_group), used).ravel()
+        sums = np.einsum(
+            "gi,gtio->go", np.nan_to_num(by_group), self.taps
+        ).ravel()
         constants = np.where(varies, np.nan, sums + self.bias)
-        return activated(self.layer.activation, constants)
-
-    @property
-    def _width(self) -> int:
-        """Number of outputs in a group."""
-        return int(self.kernel.shape[-1]) // self.groups
+        return activated(activation_of(self.layer), constants)
 
     def needed(
         self,
@@ -263,21 +240,26 @@ class Grouped(ChannelRule):
         read: Mask,
         live: Mask,
     ) -> SmallerLayer:
+        live_groups = live.reshape(self.groups, -1).any(axis=1)
+        if self.layout.batch:
+            kernel = np.compress(live_groups, self.kernel, self.layout.batch[0])
+        else:
+            kernel = np.compress(live, self.kernel, self.layout.outputs[0])
         settings = {
-            "filters": count_of(live),
-            "groups": count_of(live) // self._width,
+            size_name(self.layer): count_of(live),
+            "groups": count_of(live_groups),
         }
-        bias = self.bias[live] if self.layer.use_bias else None
-        return smaller_layer(
-            self.layer, settings, [self.kernel[..., live], bias]
-        )
+        weights = [kernel]
+        if has_bias(self.layer):
+            weights.append(self.bias[live])
+        return smaller_layer(self.layer, settings, weights)
 
     def trace(
         self,
         tracer: Tracer,
         inputs: np.ndarray,
     ) -> np.ndarray:
-        outputs = tracer.make(self.layer.name, self.kernel.shape[-1])
+        outputs = tracer.make(self.layer.name, len(self.bias))
         by_group = [
             channels.reshape(self.groups, -1) for channels in (inputs, outputs)
         ]
@@ -286,32 +268,60 @@ class Grouped(ChannelRule):
 
 
 @for_single_inputs
-def _dense(call: ChannelCall) -> ChannelRule | str:
+def last_axis(call: ChannelCall) -> ChannelRule | str:
+    """Makes the rule of a layer whose one kernel multiplies the last axis of its inputs.
+
+    One matrix `(in, out)` reads all of the axis. Several, as `kernel_layouts` names them, read a
+    part each, and go as a whole.
+
+    Args:
+        call: ChannelCall. A call of the layer.
+
+    Returns a ChannelRule, or a str: the reason why the channels of this call must stay.
+    """
     [tensor] = call.inputs
     if tensor.axis != len(tensor.shape) - 1:
         return f"it does not read axis {tensor.axis}, where the channels are"
-    return Linear(call.layer, call.layer.kernel, tensor.axis)
-
-
-@for_single_inputs
-def _convolution(call: ChannelCall) -> ChannelRule | str:
-    axis = call.inputs[0].axis
-    if call.layer.groups == 1:
-        return Linear(call.layer, call.layer.kernel, axis)
-    if not is_elementwise(call.layer.activation):
+    reason = _why_no_product(call.layer)
+    if reason:
+        return reason
+    [(name, layout)] = kernel_layouts(call.layer).items()
+    layout = layout or KernelLayout.dense()
+    variable = call.layer.weights[0]
+    rank = len(variable.shape)
+    axes = [
+        axis % rank for axis in (*layout.batch, *layout.inputs, *layout.outputs)
+    ]
+    is_one_matrix = layout.matrices(variable.shape) == 1
+    if layout.gates > 1 or len(axes) < rank or len(layout.batch) > 1:
+        return f"{name!r} is no matrix for each part of its inputs"
+    if is_one_matrix and axes == [0, 1]:
+        return Linear(call.layer, variable, tensor.axis)
+    if is_one_matrix or (layout.batch and layout.groups > 1):
+        return f"{name!r} has other axes than (in, out) or (groups, in, out)"
+    if not is_elementwise(activation_of(call.layer)):
         return "its activation mixes the channels of all groups"
-    return Grouped(call.layer, axis)
+    return Grouped(call.layer, variable, layout, tensor.axis)
 
 
-@for_single_inputs
-def _transposed(call: ChannelCall) -> ChannelRule | str:
-    return Transposed(call.layer, call.layer.kernel, call.inputs[0].axis)
-
-
-RULES: dict[type | str, MakeRule] = {
-    L.Dense: _dense,
-    **dict.fromkeys((L.Conv1D, L.Conv2D, L.Conv3D), _convolution),
-    **dict.fromkeys(
-        (L.Conv1DTranspose, L.Conv2DTranspose, L.Conv3DTranspose), _transposed
-    ),
-}
+def _why_no_product(layer: Any) -> str | None:
+    """Why the weights or the settings of a layer are not those of one product, or `None`."""
+    names = list(kernel_layouts(layer))
+    bias = getattr(layer, "bias", None)
+    weights = [variable.name for variable in layer.weights]
+    expected = names if bias is None else [*names, bias.name]
+    if len(names) != 1 or weights != expected:
+        return f"its weights are {weights}, not one kernel and perhaps a bias"
+    config = layer.get_config()
+    layout = kernel_layouts(layer)[names[0]] or KernelLayout.dense()
+    needed = ["use_bias"]
+    if layout.matrices(layer.weights[0].shape) > 1:
+        needed = ["groups"]
+    missing = [key for key in needed if key not in config]
+    if "units" not in config and "filters" not in config:
+        missing.append("units")
+    if missing:
+        return f"its configuration has no {missing}"
+    if bias is not None and bias.shape != (config[size_name(layer)],):
+        return f"its bias has the shape {tuple(bias.shape)}"
+    return None

@@ -1,47 +1,31 @@
 """The rule of each class of layers; users add their own."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import keras
 
 from keras_sparse_ortho._checks import as_text, other_keywords
 from keras_sparse_ortho.layers import is_elementwise
-from keras_sparse_ortho.models._channel_rules import (
-    _attention,
-    _depthwise,
-    _embedding,
-    _linear,
-    _merges,
-    _normalization,
-    _operations,
-    _recurrent,
-    _reshapes,
-    _tied,
-)
+from keras_sparse_ortho.models._channel_rules._linear import last_axis
 from keras_sparse_ortho.models._channel_rules._rule import (
     ChannelCall,
     ChannelRule,
     MakeRule,
 )
+from keras_sparse_ortho.models._channel_rules._tied import (
+    elementwise,
+    passes_channels,
+)
 
-_RULES: dict[type | str, MakeRule] = {
-    **_attention.RULES,
-    **_depthwise.RULES,
-    **_embedding.RULES,
-    **_linear.RULES,
-    **_merges.RULES,
-    **_normalization.RULES,
-    **_operations.RULES,
-    **_recurrent.RULES,
-    **_reshapes.RULES,
-    **_tied.RULES,
-}
+CHANNEL_RULES: dict[type | str, MakeRule] = {}
 _READS_ARGUMENTS = (keras.layers.MultiHeadAttention,)
 
 
 _BY_NAME = {
-    "elementwise": _tied.elementwise,
-    "channelwise": _tied.passes_channels,
+    "elementwise": elementwise,
+    "channelwise": passes_channels,
+    "last axis": last_axis,
 }
 
 
@@ -54,11 +38,13 @@ def register_channel_rule(kind: type, rule: str | MakeRule) -> None:
 
     Args:
         kind: type. A class of layers.
-        rule: `"elementwise"`, `"channelwise"` or a callable. An elementwise layer has no weights,
-            and maps each entry alone. A channelwise one passes channels on, leaves constant ones as
-            they are, and its weights, if any, have one entry for each channel on their last axis. A
-            callable takes a `ChannelCall` and returns a `ChannelRule`, or a str: the reason why the
-            channels must stay.
+        rule: `"elementwise"`, `"channelwise"`, `"last axis"` or a callable. An elementwise layer
+            has no weights, and maps each entry alone. A channelwise one passes channels on, leaves
+            constant ones as they are, and its weights, if any, have one entry for each channel on
+            their last axis. One on the last axis multiplies it by its kernel, or parts of it by a
+            matrix of the kernel each, and adds a bias; its configuration has `units`, and
+            `use_bias` or `groups`. A callable takes a `ChannelCall` and returns a `ChannelRule`, or
+            a str: the reason why the channels must stay.
 
     Raises TypeError if `kind` is no class of layers or `rule` none of these.
 
@@ -79,7 +65,12 @@ def register_channel_rule(kind: type, rule: str | MakeRule) -> None:
             f"`rule` must be one of {list(_BY_NAME)}, or take a ChannelCall and return a "
             f"ChannelRule or a reason. Received: rule={as_text(rule)}"
         )
-    _RULES[kind] = make
+    CHANNEL_RULES[kind] = make
+
+
+def add_channel_rules(rules: Mapping[type | str, MakeRule]) -> None:
+    """Adds the rules of a family: of classes of layers, and by name of operations of Keras."""
+    CHANNEL_RULES.update(rules)
 
 
 def rule_of(call: ChannelCall) -> ChannelRule | str:
@@ -104,13 +95,13 @@ def rule_of(call: ChannelCall) -> ChannelRule | str:
 
 def _make_rule_of(layer: Any) -> MakeRule | None:
     kind = type(layer)
-    if kind in _RULES:
-        return _RULES[kind]
+    if kind in CHANNEL_RULES:
+        return CHANNEL_RULES[kind]
     if is_elementwise(layer):
-        return _tied.elementwise
+        return elementwise
     is_operation = not isinstance(layer, keras.layers.Layer)
     if is_operation and kind.__module__.startswith("keras."):
-        return _RULES.get(kind.__name__)
+        return CHANNEL_RULES.get(kind.__name__)
     return None
 
 

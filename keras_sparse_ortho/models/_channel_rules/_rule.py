@@ -116,6 +116,9 @@ class ChannelRule:
     has_kernel = False
     """Whether the layer makes channels out of a kernel, and may so have dead ones."""
 
+    shrinks_inside = False
+    """Whether the layer may shrink where all its inputs and outputs stay, as heads do."""
+
     def __init__(
         self,
         layer: Any,
@@ -148,6 +151,10 @@ class ChannelRule:
     ) -> SmallerLayer | SmallerOperation | None:
         """The layer between tensors of these channels, or `None` if it need not change."""
         raise NotImplementedError
+
+    def dead_inside(self) -> dict[str, int]:
+        """How many channels inside the layer are dead and stay, by the path of their kernel."""
+        return {}
 
     def trace(
         self,
@@ -231,9 +238,30 @@ def without_tiny(kernel: np.ndarray) -> np.ndarray:
     return np.where(size < _TINY * size.max(initial=0.0), 0.0, kernel)
 
 
-def bias_of(layer: Any, count: int) -> np.ndarray:
+def bias_of(layer: keras.layers.Layer, count: int) -> np.ndarray:
     """The bias of a layer, 0 where it has none."""
-    return value_of(layer.bias) if layer.use_bias else np.zeros(count)
+    if has_bias(layer):
+        return value_of(layer.bias)
+    return np.zeros(count)
+
+
+def has_bias(layer: keras.layers.Layer) -> bool:
+    """Whether a layer adds a bias."""
+    return getattr(layer, "bias", None) is not None
+
+
+def activation_of(
+    layer: keras.layers.Layer,
+) -> Callable[..., Any] | None:
+    """The activation that a layer applies itself, or `None`."""
+    return getattr(layer, "activation", None)
+
+
+def size_name(layer: keras.layers.Layer) -> str:
+    """The name of the setting that says how many channels a layer makes."""
+    if "units" in layer.get_config():
+        return "units"
+    return "filters"
 
 
 def activated(function: Any, constants: np.ndarray) -> np.ndarray:
@@ -247,7 +275,7 @@ def activated(function: Any, constants: np.ndarray) -> np.ndarray:
     return np.where(np.isnan(constants), np.nan, results)
 
 
-def has_borders(layer: Any) -> bool:
+def has_borders(layer: keras.layers.Layer) -> bool:
     """Whether a convolution adds zeros at the border, where a constant ends."""
     size = getattr(layer, "kernel_size", ())
     return getattr(layer, "padding", "valid") != "valid" and math.prod(size) > 1

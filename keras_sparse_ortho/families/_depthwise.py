@@ -5,15 +5,23 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_sparse_ortho._values import to_numpy
+from keras_sparse_ortho.calibration import as_matrices
+from keras_sparse_ortho.families._convolution import (
+    ConvolutionRows,
+    output_pixels,
+)
+from keras_sparse_ortho.families._register_layer import register_layer
+from keras_sparse_ortho.kernels import KernelLayout
 from keras_sparse_ortho.layers import is_elementwise
-from keras_sparse_ortho.models._channel_rules._linear import Linear
-from keras_sparse_ortho.models._channel_rules._rule import (
+from keras_sparse_ortho.models import (
     ChannelCall,
     ChannelRule,
     Constants,
-    MakeRule,
+    Linear,
     Mask,
     SmallerLayer,
+    Tied,
     activated,
     bias_of,
     for_single_inputs,
@@ -22,7 +30,6 @@ from keras_sparse_ortho.models._channel_rules._rule import (
     value_of,
     without_tiny,
 )
-from keras_sparse_ortho.models._channel_rules._tied import Tied
 
 L = keras.layers
 
@@ -122,7 +129,52 @@ def _separable(call: ChannelCall) -> ChannelRule | str:
     return Separable(call.layer, call.inputs[0].axis)
 
 
-RULES: dict[type | str, MakeRule] = {
-    **dict.fromkeys((L.DepthwiseConv1D, L.DepthwiseConv2D), _depthwise),
-    **dict.fromkeys((L.SeparableConv1D, L.SeparableConv2D), _separable),
-}
+class DepthwiseRows(ConvolutionRows):
+    """The inputs of a depthwise kernel at each position, channel by channel."""
+
+    def groups(self, channels: int) -> int:
+        return channels
+
+
+class PointwiseRows(DepthwiseRows):
+    """The output of the depthwise part of a separable convolution at each position."""
+
+    def __call__(
+        self,
+        x: np.ndarray,
+        chosen: np.ndarray | None = None,
+    ) -> np.ndarray:
+        kernel = to_numpy(self._layer.depthwise_kernel).astype(np.float64)
+        matrices = as_matrices(kernel, KernelLayout.depthwise())
+        patches = super().__call__(x, chosen)
+        by_channel = patches @ matrices
+        by_position = np.moveaxis(by_channel, 0, 1)
+        return by_position.reshape(1, len(by_position), -1)
+
+
+for _kind in (L.DepthwiseConv1D, L.DepthwiseConv2D):
+    register_layer(
+        _kind,
+        {"kernel": KernelLayout.depthwise()},
+        positions=output_pixels,
+        rows={"kernel": DepthwiseRows},
+        channels=_depthwise,
+        rounding="by output",
+        by_sample=True,
+    )
+for _kind in (L.SeparableConv1D, L.SeparableConv2D):
+    register_layer(
+        _kind,
+        {
+            "depthwise_kernel": KernelLayout.depthwise(),
+            "pointwise_kernel": KernelLayout.convolution(),
+        },
+        positions=output_pixels,
+        rows={
+            "depthwise_kernel": DepthwiseRows,
+            "pointwise_kernel": PointwiseRows,
+        },
+        channels=_separable,
+        rounding="by output",
+        by_sample=True,
+    )

@@ -5,19 +5,17 @@ from typing import Any
 
 import numpy as np
 
-from keras_sparse_ortho.models._channel_rules._rule import (
+from keras_sparse_ortho.models import (
     ChannelCall,
     ChannelRule,
     ChannelTensor,
     Constants,
-    MakeRule,
     Mask,
     SmallerOperation,
+    Tied,
+    add_channel_rules,
     count_of,
     for_single_inputs,
-)
-from keras_sparse_ortho.models._channel_rules._tied import (
-    Tied,
     identity_sources,
 )
 
@@ -159,8 +157,12 @@ def _reduction(call: ChannelCall) -> ChannelRule | str:
     return rule(call.layer, identity_sources(call), axis)
 
 
-RULES: dict[type | str, MakeRule] = {
-    "GetItem": _item,
-    "Split": _split,
-    **dict.fromkeys(("Amax", "Amin", "Max", "Mean", "Min", "Sum"), _reduction),
-}
+add_channel_rules(
+    {
+        "GetItem": _item,
+        "Split": _split,
+        **dict.fromkeys(
+            ("Amax", "Amin", "Max", "Mean", "Min", "Sum"), _reduction
+        ),
+    }
+)

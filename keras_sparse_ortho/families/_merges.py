@@ -8,18 +8,18 @@ import keras
 import numpy as np
 
 from keras_sparse_ortho._values import to_numpy
-from keras_sparse_ortho.models._channel_rules._rule import (
+from keras_sparse_ortho.models import (
     ChannelCall,
     ChannelRule,
     ChannelTensor,
     Constants,
-    MakeRule,
     Mask,
     SmallerLayer,
     SmallerOperation,
+    Tied,
     Tracer,
+    add_channel_rules,
 )
-from keras_sparse_ortho.models._channel_rules._tied import Tied
 
 L = keras.layers
 
@@ -240,9 +240,11 @@ def _concatenation(call: ChannelCall) -> ChannelRule | str:
 
 
 _LAYERS = ("Add", "Average", "Maximum", "Minimum", "Multiply", "Subtract")
-RULES: dict[type | str, MakeRule] = {
-    **{getattr(L, name): _merge for name in _LAYERS},
-    **{name: _merge for name in _COMBINE if name != "Average"},
-    L.Concatenate: _concatenation,
-    "Concatenate": _concatenation,
-}
+add_channel_rules(
+    {
+        **{getattr(L, name): _merge for name in _LAYERS},
+        **{name: _merge for name in _COMBINE if name != "Average"},
+        L.Concatenate: _concatenation,
+        "Concatenate": _concatenation,
+    }
+)

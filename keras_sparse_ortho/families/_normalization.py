@@ -5,23 +5,21 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_sparse_ortho.models._channel_rules._rule import (
+from keras_sparse_ortho.models import (
     ChannelCall,
     ChannelRule,
     Constants,
-    MakeRule,
     Mask,
     SmallerLayer,
     SmallerOperation,
+    Tied,
     Tracer,
+    add_channel_rules,
     count_of,
     for_single_inputs,
+    identity_sources,
     smaller_layer,
     value_of,
-)
-from keras_sparse_ortho.models._channel_rules._tied import (
-    Tied,
-    identity_sources,
 )
 
 L = keras.layers
@@ -159,10 +157,12 @@ def _group(call: ChannelCall) -> ChannelRule | str:
     )
 
 
-RULES: dict[type | str, MakeRule] = {
-    L.BatchNormalization: _batch,
-    L.LayerNormalization: _layer,
-    L.GroupNormalization: _group,
-}
+add_channel_rules(
+    {
+        L.BatchNormalization: _batch,
+        L.LayerNormalization: _layer,
+        L.GroupNormalization: _group,
+    }
+)
 if hasattr(L, "RMSNormalization"):  # newer than the oldest Keras
-    RULES[L.RMSNormalization] = _layer
+    add_channel_rules({L.RMSNormalization: _layer})

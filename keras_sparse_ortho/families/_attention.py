@@ -6,14 +6,14 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 
-from keras_sparse_ortho.models._channel_rules._rule import (
+from keras_sparse_ortho.models import (
     ChannelCall,
     ChannelRule,
     Constants,
-    MakeRule,
     Mask,
     SmallerLayer,
     Tracer,
+    add_channel_rules,
     count_of,
     smaller_layer,
     value_of,
@@ -47,6 +47,7 @@ class Attention(ChannelRule):
     """
 
     has_kernel = True
+    shrinks_inside = True
 
     def __init__(
         self,
@@ -103,10 +104,11 @@ class Attention(ChannelRule):
         rows = without_tiny(self.output_kernel)[..., live].any(axis=2)
         return self._live_columns("value") & rows
 
-    def count_constant_values(self) -> int:
-        """Number of values in heads whose values are the bias alone; such heads stay."""
+    def dead_inside(self) -> dict[str, int]:
+        """The values in heads whose values are the bias alone; such heads stay."""
         kernel = self.kernels["value"]
-        return int(kernel.shape[2] * np.sum(~kernel.any(axis=(0, 2))))
+        count = int(kernel.shape[2] * np.sum(~kernel.any(axis=(0, 2))))
+        return {"value/kernel": count}
 
     def smaller(
         self,
@@ -303,4 +305,4 @@ def _inputs(
     return inputs
 
 
-RULES: dict[type | str, MakeRule] = {L.MultiHeadAttention: _attention}
+add_channel_rules({L.MultiHeadAttention: _attention})

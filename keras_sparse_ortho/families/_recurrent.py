@@ -5,16 +5,22 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_sparse_ortho.models._channel_rules._rule import (
+from keras_sparse_ortho._keras_internals import ConvLSTMCell
+from keras_sparse_ortho._types import Tensor
+from keras_sparse_ortho.calibration import LastAxisRows, Rows
+from keras_sparse_ortho.families._register_layer import register_layer
+from keras_sparse_ortho.kernels import KernelLayout, Layouts
+from keras_sparse_ortho.models import (
     ChannelCall,
     ChannelRule,
     Constants,
-    MakeRule,
     Mask,
     SmallerLayer,
     Tracer,
+    add_channel_rules,
     count_of,
     for_single_inputs,
+    pixels,
     smaller_layer,
     value_of,
     without_tiny,
@@ -209,7 +215,72 @@ def _both_directions(call: ChannelCall) -> ChannelRule | str:
 
 
 _CELLS = (L.SimpleRNN, L.GRU, L.LSTM)
-RULES: dict[type | str, MakeRule] = {
-    **dict.fromkeys(_CELLS, _recurrent),
-    L.Bidirectional: _both_directions,
-}
+
+
+class StepRows(LastAxisRows):
+    """The inputs of a cell at each step, or the states before them."""
+
+    reads = "steps"
+
+
+def _inputs_of_steps(cell: keras.layers.Layer) -> Rows:
+    return StepRows()
+
+
+def _states(cell: keras.layers.Layer) -> Rows | None:
+    """A GRU that resets states before its product multiplies other ones than those of its steps."""
+    if getattr(cell, "reset_after", True):
+        return StepRows()
+    return None
+
+
+def _timesteps(
+    layer: keras.layers.Layer,
+    inputs: Tensor,
+    outputs: Tensor,
+) -> int:
+    """The steps of the RNN layer's inputs, (batch, timesteps, features)."""
+    return int(inputs.shape[1])
+
+
+def _conv_lstm_positions(
+    layer: keras.layers.Layer,
+    inputs: Tensor,
+    outputs: Tensor,
+) -> int:
+    """Both kernels apply at all pixels of the state, in every step of the RNN layer."""
+    state_rank = len(inputs.shape) - 2
+    state_shape = outputs.shape[-state_rank:]
+    return int(inputs.shape[1]) * pixels(layer, (1, *state_shape))
+
+
+def _layouts(gates: int) -> Layouts:
+    """The layouts of a cell whose kernels have this many gates side by side."""
+    layout = KernelLayout.recurrent(gates)
+    return {"kernel": layout, "recurrent_kernel": layout}
+
+
+for _kind, _gates in (
+    (L.SimpleRNNCell, 1),
+    (L.GRUCell, 3),
+    (L.LSTMCell, 4),
+):
+    register_layer(
+        _kind,
+        _layouts(_gates),
+        positions=_timesteps,
+        rows={"kernel": _inputs_of_steps, "recurrent_kernel": _states},
+        rounding="floats",
+    )
+register_layer(
+    ConvLSTMCell,
+    _layouts(4),
+    positions=_conv_lstm_positions,
+    rounding="floats",
+)
+add_channel_rules(
+    {
+        **dict.fromkeys(_CELLS, _recurrent),
+        L.Bidirectional: _both_directions,
+    }
+)

@@ -7,23 +7,22 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_sparse_ortho.models._channel_rules._rule import (
+from keras_sparse_ortho.models import (
     ChannelCall,
     ChannelRule,
     Constants,
-    MakeRule,
     Mask,
     Shape,
     SmallerLayer,
     SmallerOperation,
+    Tied,
+    add_channel_rules,
     count_of,
     for_single_inputs,
+    identity_sources,
     smaller_layer,
 )
-from keras_sparse_ortho.models._channel_rules._tied import (
-    Tied,
-    identity_sources,
-)
+from keras_sparse_ortho.quantization import keeps_range
 
 L = keras.layers
 
@@ -158,12 +157,16 @@ def _transpose(call: ChannelCall) -> ChannelRule | str:
     return _moved_to(call, [axis % rank for axis in axes])
 
 
-RULES: dict[type | str, MakeRule] = {
-    L.Flatten: _flatten,
-    L.Permute: _permute,
-    L.Reshape: _reshape,
-    "ExpandDims": _reshape,
-    "Reshape": _reshape_operation,
-    "Squeeze": _reshape,
-    "Transpose": _transpose,
-}
+add_channel_rules(
+    {
+        L.Flatten: _flatten,
+        L.Permute: _permute,
+        L.Reshape: _reshape,
+        "ExpandDims": _reshape,
+        "Reshape": _reshape_operation,
+        "Squeeze": _reshape,
+        "Transpose": _transpose,
+    }
+)
+for _kind in (L.Flatten, L.Permute, L.Reshape):
+    keeps_range.register(_kind, lambda layer: True)

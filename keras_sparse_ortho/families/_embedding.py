@@ -3,11 +3,14 @@
 import keras
 import numpy as np
 
-from keras_sparse_ortho.models._channel_rules._rule import (
+from keras_sparse_ortho._types import Tensor
+from keras_sparse_ortho.calibration import LastAxisRows, Rows
+from keras_sparse_ortho.families._register_layer import register_layer
+from keras_sparse_ortho.kernels import KernelLayout
+from keras_sparse_ortho.models import (
     ChannelCall,
     ChannelRule,
     Constants,
-    MakeRule,
     Mask,
     SmallerLayer,
     Tracer,
@@ -62,4 +65,31 @@ def _table(call: ChannelCall) -> ChannelRule | str:
     return Table(call.layer, len(call.output_shape) - 1)
 
 
-RULES: dict[type | str, MakeRule] = {L.Embedding: _table}
+class TokenRows(LastAxisRows):
+    """Tokens, each of which chooses a row of a table."""
+
+    reads = "tokens"
+
+
+def _no_positions(
+    layer: keras.layers.Layer,
+    inputs: Tensor,
+    outputs: Tensor,
+) -> int:
+    return 0
+
+
+def _tokens(layer: keras.layers.Layer) -> Rows:
+    return TokenRows()
+
+
+_TABLE = KernelLayout.dense()
+register_layer(
+    L.Embedding,
+    {"embeddings": _TABLE, "reverse_embeddings": _TABLE},
+    positions=_no_positions,
+    rows={"embeddings": _tokens},
+    channels=_table,
+    rounding="floats",
+    by_sample=True,
+)

@@ -1,0 +1,437 @@
+"""Keyword networks on microcontrollers: flash, arena and time of their arrays in LiteRT Micro.
+
+python benchmarks/micro.py [options]
+"""
+
+import dataclasses
+import functools
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import keras
+import numpy as np
+from record import column, groups, markdown, matching, sentences
+from runner import Measurement, Run, Setting, interleaved, main
+from shipped import fit
+from training import Dataset, cached, first_rows, keywords
+
+import keras_sparse_ortho as kso
+from keras_sparse_ortho.export import c_array, export_litert, load_litert
+
+L = keras.layers
+CALIBRATION = 256
+DECODE_CODE = 11_100  # bytes of the operator on Cortex-M4, compiled with -Os
+ARENA = (
+    1 << 22
+)  # far too large: with some that are too small, the interpreter crashes
+CHECKED = 20  # rows on which arrays are compared
+
+
+@dataclasses.dataclass(frozen=True)
+class Variant:
+    """How a trained network is made smaller.
+
+    Attributes:
+        share: float. The parameters that `kso.narrow` leaves.
+        density: float. The density of kernels after `kso.prune`.
+        packed: bool. Whether zeros are packed.
+        lean: bool. Whether inner names and metadata are left out.
+        bits: int. The bits of a weight; fewer than 8 by arithmetic.
+    """
+
+    share: float = 1.0
+    density: float = 1.0
+    packed: bool = False
+    lean: bool = True
+    bits: int = 8
+
+
+VARIANTS = {
+    "dense, as exported": Variant(lean=False),
+    "dense": Variant(),
+    "int4, by arithmetic": Variant(bits=4),
+    "packed at .35": Variant(density=0.35, packed=True),
+    "packed at .2": Variant(density=0.2, packed=True),
+    "packed at .1": Variant(density=0.1, packed=True),
+    "narrowed to .5": Variant(share=0.5),
+    "narrowed to .25": Variant(share=0.25),
+    "narrowed to .5, packed at .35": Variant(0.5, 0.35, packed=True),
+    "narrowed to .5, packed at .2": Variant(0.5, 0.2, packed=True),
+}
+TITLES = {
+    "ds_cnn": "DS-CNN",
+    "conv1d": "Convolutions along time",
+}
+
+
+def ds_cnn() -> keras.Model:
+    """Depthwise and pointwise convolutions of 64 channels (Zhang et al., 2017), size S."""
+    inputs = keras.Input((50, 20, 1), name="sound")
+    x = normalized(
+        L.Conv2D(64, (10, 4), 2, padding="same", use_bias=False)(inputs)
+    )
+    for _ in range(4):
+        x = normalized(L.DepthwiseConv2D(3, padding="same", use_bias=False)(x))
+        x = normalized(L.Conv2D(64, 1, use_bias=False)(x))
+    x = L.GlobalAveragePooling2D()(x)
+    return keras.Model(inputs, L.Dense(10, name="head")(x))
+
+
+def conv1d() -> keras.Model:
+    """Four convolutions of three frames; the bands are channels."""
+    inputs = x = keras.Input((50, 20), name="sound")
+    for channels, strides in ((48, 1), (48, 1), (64, 2), (64, 1)):
+        x = L.Conv1D(channels, 3, strides, padding="same", use_bias=False)(x)
+        x = normalized(x)
+    x = L.GlobalAveragePooling1D()(x)
+    return keras.Model(inputs, L.Dense(10, name="head")(x))
+
+
+NETWORKS = {"ds_cnn": ds_cnn, "conv1d": conv1d}
+
+
+def normalized(x: Any) -> Any:
+    """Batch normalization and ReLU."""
+    return L.ReLU()(L.BatchNormalization(momentum=0.9)(x))
+
+
+class Micro(Measurement):
+    """Keyword networks as arrays for LiteRT Micro: dense, packed and narrowed.
+
+        python benchmarks/micro.py [--seeds 0 1 2]
+
+    For each seed a DS-CNN and four convolutions along time learn ten words of synthetic voices
+    (espeak-ng must be installed). Each is pruned by OBS, narrowed, or both, trained further,
+    and exported as int8. The array of `c_array` is run by the package tflite-micro (extra
+    `formats`), which also says how much of the arena it uses.
+    """
+
+    page = lines = "micro"
+    settings = {
+        "networks": Setting([*TITLES], choices=TITLES, quick=["conv1d"]),
+        "seeds": Setting([0], quick=[0]),
+        "variants": Setting(
+            [*VARIANTS], choices=VARIANTS, quick=["dense", "packed at .2"]
+        ),
+        "epochs": Setting(15, quick=1),
+        "further": Setting(6, "epochs after pruning or narrowing", quick=1),
+        "rows": Setting(int, "to train on", quick=200),
+        "rounds": Setting(300, "of timed calls", quick=3),
+    }
+
+    def settings_of(self, network: str, seed: int) -> Run:
+        """The settings that all runs of a network have."""
+        return {
+            "network": network,
+            "seed": seed,
+            "epochs": self.given.epochs,
+            "further": self.given.further,
+            "rows": self.given.rows,
+        }
+
+    def runs(self) -> Iterable[Run]:
+        for seed in self.given.seeds:
+            for network in self.given.networks:
+                setting = self.settings_of(network, seed)
+                for variant in self.given.variants:
+                    yield setting | {"variant": variant}
+
+    def measure(self) -> None:
+        """Times all arrays of a network of the first seed in turn, when all are made."""
+        super().measure()
+        for network in self.given.networks:
+            setting = self.settings_of(network, self.given.seeds[0])
+            self.once(setting | {"variant": "times"})
+
+    def run(self, which: Run) -> Run:
+        if which["variant"] == "times":
+            return {"microseconds": self.times(which)}
+        variant = VARIANTS[which["variant"]]
+        path = file_of(which)
+        data = dataset(which["network"], which["rows"])
+        array = array_of(path, variant)
+        filters = filter_bytes(path)
+        result: Run = {
+            "weights": live_weights(trained(which)),
+            "filters": filters,
+            "flash": len(array),
+        }
+        if variant.bits < 8:
+            result["flash"] -= filters * (8 - variant.bits) // 8
+            return result
+        outputs = load_litert(path).predict(data.x_test)
+        answers = np.argmax(outputs, axis=1)
+        result["accuracy"] = 100 * float(np.mean(answers == data.y_test))
+        result["arena"] = arena_of(array)
+        if variant.packed:
+            rows = data.x_test[:CHECKED]
+            plain = answers_of(path.read_bytes(), rows)
+            packed = answers_of(array, rows)
+            result["equal"] = bool(np.array_equal(plain, packed))
+        return result
+
+    def times(self, which: Run) -> dict[str, float]:
+        """Microseconds of a call of every array of a network: the medians of calls in turn."""
+        data = dataset(which["network"], which["rows"])
+        calls = {}
+        for name in self.given.variants:
+            variant = VARIANTS[name]
+            if variant.bits == 8:
+                array = array_of(file_of(which | {"variant": name}), variant)
+                calls[name] = call_of(array, data.x_test[:1])
+        seconds = interleaved(calls, self.given.rounds, warm_up=3)
+        return {name: 1e6 * value for name, value in seconds.items()}
+
+    def report(self, lines: list[Run]) -> str:
+        given = self.given
+        lines = matching(
+            lines, epochs=given.epochs, further=given.further, rows=given.rows
+        )
+        text = "# Keyword networks on microcontrollers\n\n" + sentences(
+            f"""
+            Ten words by synthetic voices under noise, other voices in the test set
+            (`training.keywords`). Trained {given.epochs} epochs; those pruned by OBS with the
+            budget "error" (but the depthwise kernels and the head), narrowed by `kso.narrow`, or
+            narrowed and then pruned, {given.further} more. Exported as static int8. Accuracy: of
+            the file, on the test set. Flash: bytes of the array that `c_array` writes; "as
+            exported": of the file. With Decode: with the {DECODE_CODE:,} bytes of code of the
+            operator that unpacks zeros, on Cortex-M4. Arena: bytes that tflite-micro uses, with the
+            unpacked filter. us: a call in tflite-micro on this machine (x86, reference kernels),
+            median, all arrays of a network in turn. Packed arrays answer as their plain files, bit
+            for bit. int4: filters of half the bytes, all else as in int8; nothing was run.
+            """
+        )
+        for network, title in TITLES.items():
+            members = matching(lines, network=network)
+            if members:
+                text += f"## {title}\n\n{table(members)}\n"
+        return text
+
+
+@functools.cache
+def dataset(network: str, rows: int | None) -> Dataset:
+    """Keywords, in the shape of the network's input."""
+    data = first_rows(keywords(), rows)
+    if network == "conv1d":
+        return data
+    return dataclasses.replace(
+        data, x_train=data.x_train[..., None], x_test=data.x_test[..., None]
+    )
+
+
+def trained(which: Run) -> keras.Model:
+    """The network of a run, trained or from its file: dense, narrowed, pruned."""
+    variant = VARIANTS[which["variant"]]
+    data = dataset(which["network"], which["rows"])
+    name = (
+        f"{which['network']}-{which['seed']}-{which['epochs']}-{which['rows']}"
+    )
+    keras.utils.set_random_seed(which["seed"])
+    model = NETWORKS[which["network"]]()
+    model = cached(
+        "micro", name, model, lambda: learn(model, data, which["epochs"], 2e-3)
+    )
+    name += f"-{which['further']}"
+    if variant.share < 1:
+        name += f"-narrowed-{variant.share}"
+        narrow = kso.narrow(
+            model, variant.share, data=data.x_train[:CALIBRATION]
+        )
+        model = cached(
+            "micro",
+            name,
+            narrow,
+            lambda: learn(narrow, data, which["further"], 1e-3),
+        )
+    if variant.density < 1:
+        name += f"-pruned-{variant.density}"
+        model = pruned(model, variant.density, which, data, name)
+    return model
+
+
+def learn(model: keras.Model, data: Dataset, epochs: int, rate: float) -> None:
+    """Trains in batches of 32 with Adam and cosine decay."""
+    fit(model, data.x_train, data.y_train, epochs, 32, rate, jit=False)
+
+
+def pruned(
+    model: keras.Model, density: float, which: Run, data: Dataset, name: str
+) -> keras.Model:
+    """The network after pruning and further training, plain."""
+    sparse = kso.prune(
+        model,
+        density,
+        score="obs",
+        budget="error",
+        data=data.x_train[:CALIBRATION],
+        exclude=dense_paths(model),
+    )
+    plain = keras.models.clone_model(model)
+
+    def train() -> None:
+        learn(sparse, data, which["further"], 1e-3)
+        plain.set_weights(kso.strip(sparse).get_weights())
+
+    return cached("micro", name, plain, train)
+
+
+def live_weights(model: keras.Model) -> int:
+    """Entries of kernels that are not zero."""
+    return sum(
+        int(np.count_nonzero(weight.variable.numpy()))
+        for weight in kso.prunable_weights(model)
+    )
+
+
+def dense_paths(model: keras.Model) -> list[str]:
+    """The kernels that stay dense: depthwise ones of few taps, and the head."""
+    paths = []
+    for weight in kso.prunable_weights(model):
+        if "depthwise" in weight.path or "head" in weight.path:
+            paths.append(weight.path)
+    return paths
+
+
+@functools.cache
+def folder() -> tempfile.TemporaryDirectory:
+    """A folder for the files of this process."""
+    return tempfile.TemporaryDirectory()
+
+
+def file_of(which: Run) -> Path:
+    """The int8 file of a run."""
+    variant = VARIANTS[which["variant"]]
+    name = (
+        f"{which['network']}-{which['seed']}-{variant.share}-{variant.density}"
+    )
+    path = Path(folder().name) / f"{name}.tflite"
+    if not path.exists():
+        rows = dataset(which["network"], which["rows"]).x_train[:CALIBRATION]
+        export_litert(
+            trained(which), path, mode="int8", representative_data=rows
+        )
+    return path
+
+
+def array_of(path: Path, variant: Variant) -> bytes:
+    """The array of a file as it lies in flash."""
+    if not variant.lean:
+        return path.read_bytes()
+    header = path.with_suffix(".h")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        c_array(path, header, packed=variant.packed)
+    body = header.read_text(encoding="utf-8").partition("[] = {")[2]
+    return bytes(map(int, re.findall(r"\d+", body.partition("}")[0])))
+
+
+def filter_bytes(path: Path) -> int:
+    """The bytes of all filters of a dense file."""
+    from ai_edge_litert.interpreter import Interpreter
+
+    interpreter = Interpreter(str(path))
+    total = 0
+    for details in interpreter.get_tensor_details():
+        if "kernel" in details["name"] and details["dtype"] == np.int8:
+            total += int(np.prod(details["shape"]))
+    return total
+
+
+def interpreter_of(array: bytes) -> Any:
+    """LiteRT Micro's interpreter for an array."""
+    from tflite_micro.python.tflite_micro import runtime
+
+    return runtime.Interpreter.from_bytes(array, arena_size=ARENA)
+
+
+def answers_of(array: bytes, rows: np.ndarray) -> np.ndarray:
+    """The outputs of an array on rows."""
+    interpreter = interpreter_of(array)
+    outputs = []
+    for row in rows:
+        interpreter.set_input(row[None], 0)
+        interpreter.invoke()
+        outputs.append(interpreter.get_output(0)[0].copy())
+    return np.stack(outputs)
+
+
+def call_of(array: bytes, row: np.ndarray) -> Callable[[], object]:
+    """A function that runs an array once."""
+    interpreter = interpreter_of(array)
+    interpreter.set_input(row, 0)
+    return lambda: interpreter.invoke()
+
+
+PRINT_ALLOCATIONS = f"""
+import sys
+from tflite_micro.python.tflite_micro import runtime
+interpreter = runtime.Interpreter.from_file(sys.argv[1], arena_size={ARENA})
+interpreter.print_allocations()
+"""
+
+
+def arena_of(array: bytes) -> int:
+    """Bytes of the arena that an array uses, as a process of its own prints them."""
+    path = Path(folder().name) / "array.tflite"
+    path.write_bytes(array)
+    process = subprocess.run(
+        [sys.executable, "-c", PRINT_ALLOCATIONS, str(path)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    match = re.search(r"Arena allocation total (\d+)", process.stderr)
+    assert match is not None, process.stderr
+    return int(match.group(1))
+
+
+def table(members: list[Run]) -> str:
+    """A row for each variant of a network."""
+    times: dict[str, float] = {}
+    for line in matching(members, variant="times"):
+        times = line["microseconds"]
+    by_variant = groups(members, "variant")
+    rows = []
+    for name, variant in VARIANTS.items():
+        lines = by_variant.get(name, [])
+        if not lines:
+            continue
+        flash = statistics.mean(column(lines, "flash"))
+        row = [name, f"{lines[0]['weights']:,}"]
+        if variant.bits == 8:
+            accuracies = column(lines, "accuracy")
+            row.append(f"{statistics.mean(accuracies):.1f}")
+        else:
+            row.append("")
+        row.append(f"{flash:,.0f}")
+        row.append(f"{flash + DECODE_CODE * variant.packed:,.0f}")
+        if variant.bits == 8:
+            row.append(f"{statistics.mean(column(lines, 'arena')):,.0f}")
+        else:
+            row.append("")
+        row.append(f"{times[name]:.0f}" if name in times else "")
+        rows.append(row)
+    header = [
+        "array",
+        "live weights",
+        "accuracy [%]",
+        "flash",
+        "with Decode",
+        "arena",
+        "us",
+    ]
+    return markdown(header, rows)
+
+
+if __name__ == "__main__":
+    main(Micro)
