@@ -39,7 +39,6 @@ from keras_sparse_ortho.export._packed_zeros import (
     encode,
     is_decode,
     pack_zeros,
-    zeros_of,
 )
 from keras_sparse_ortho.export._process import JobError, Worker
 from keras_sparse_ortho.export._record import with_digest, with_record
