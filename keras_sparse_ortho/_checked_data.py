@@ -247,7 +247,8 @@ def _check_shapes(
     expected = _named_inputs(model)
     names = [name for name, _ in expected]
     arrays = _in_order(x, names)
-    if len(arrays) != len(expected):
+    has_other_names = isinstance(x, dict) and not set(names) <= x.keys()
+    if has_other_names or len(arrays) != len(expected):
         received = f"{len(arrays)} arrays"
         if isinstance(x, dict):
             received = f"a dict with the keys {list(x)}"

@@ -84,6 +84,15 @@ CASES = [
 ]
 
 
+@pytest.mark.core
+@pytest.mark.parametrize("name", ["prune", "sensitivity", "report"])
+def test_inputs_of_another_name_are_refused(name, model):
+    with pytest.raises(
+        ValueError, match=r"by name: \['x'\]\. Received: a dict.*\['other'\]"
+    ):
+        USES[name](model, {"other": X})
+
+
 @pytest.mark.parametrize(("use", "kind"), CASES)
 def test_every_use_refuses_rows_that_the_model_cannot_take(use, kind, model):
     rows, message = WRONG[kind]

@@ -26,7 +26,7 @@ from keras_sparse_ortho.export._flatbuffer import (
     read_model,
 )
 from keras_sparse_ortho.export._kernel_names import name_kernels
-from keras_sparse_ortho.export._lstms import NO_LSTMS
+from keras_sparse_ortho.export._lstms import NO_LSTMS, LstmPlan
 from keras_sparse_ortho.export._record import with_record
 from keras_sparse_ortho.export._routes import Route, RouteOutcome
 from keras_sparse_ortho.export._task import Task, Workspace
@@ -153,9 +153,7 @@ def _candidate(task: Task, route: Route, converted: Path) -> Candidate:
         )
         return _failed(route, failure, comparison.error)
     blocks = task.blocks if route.of_blocks else BlockPlan({}, {})
-    lstms = NO_LSTMS
-    if has_lstms(content):
-        lstms = task.lstms
+    lstms = _lstms_in(task, content)
     # The file lacks the zeros between blocks.
     whole = {
         path: value
@@ -183,6 +181,13 @@ def _candidate(task: Task, route: Route, converted: Path) -> Candidate:
     return Candidate(route, outcome, file)
 
 
+def _lstms_in(task: Task, content: bytes) -> LstmPlan:
+    """The plan of the fused LSTMs of a file; an empty one if it has none."""
+    if task.lstms.quarters and has_lstms(content):
+        return task.lstms
+    return NO_LSTMS
+
+
 def _with_names(
     task: Task, route: Route, content: bytes
 ) -> tuple[bytes, tuple[WeightZeros, ...]]:
@@ -196,9 +201,8 @@ def _with_names(
     kernels = {path: [value] for path, value in task.kernels.items()}
     if route.of_blocks:
         kernels |= kernels_of_blocks(task.model, task.blocks)
-    if has_lstms(content):
-        kernels |= task.lstms.quarters
     try:
+        kernels |= _lstms_in(task, content).quarters
         model = read_model(content)
         name_kernels(model, kernels)
         drop_unread(model)

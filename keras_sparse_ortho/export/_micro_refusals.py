@@ -27,9 +27,10 @@ def refuse_wrong_in_micro(model: ModelT, file: str) -> None:
             loops += 1
         if kind == LSTM_KIND and _is_mixed(model, graph, operator):
             raise ExportRouteError(
-                "LiteRT Micro computes NaN where an LSTM has floats as its sequences and integers "
-                "as its weights, as in dynamic int8. Export with mode='int8+lstm' and "
-                f"`representative_data`, or with mode='float32+lstm'. Received: {file!r}"
+                "In LiteRT Micro the sequences and weights of an LSTM must both be float32 or both "
+                "int8; of others, as in dynamic int8, it computes NaN. Export with "
+                "mode='int8+lstm' and `representative_data`, or with mode='float32+lstm'. "
+                f"Received: {file!r}"
             )
     if loops > 1:
         raise ExportRouteError(

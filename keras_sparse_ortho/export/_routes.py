@@ -317,7 +317,7 @@ class ExportReport(RouteOutcome):
             reasons = [
                 f"{path}: {reason}" for path, reason in self.kept.items()
             ]
-            figures["stay loops"] = printable("; ".join(reasons))
+            figures["not fused"] = printable("; ".join(reasons))
         if self.in_floats:
             figures["in floats"] = counts_by_kind(self.in_floats)
         return figures

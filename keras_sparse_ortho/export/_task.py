@@ -168,7 +168,8 @@ def task_of(
     if representative is not None and not has_ranges:
         signs = doubts(plain, signature, representative)
     first_batch = full_batches(rows.compared, batch_size)[0]
-    inputs = pack(signature.nesting, first_batch)
+    tensors = [keras.ops.convert_to_tensor(array) for array in first_batch]
+    inputs = pack(signature.nesting, tensors)
     check_states(reference, inputs)
     names, outputs = keras_outputs(reference, signature, rows.compared)
     lstms = NO_LSTMS

@@ -38,12 +38,12 @@ def network() -> keras.Model:
 
 
 def rigl(model: keras.Model, data: Any) -> keras.Model:
-    """One update on these data."""
+    """Updates on these data, from the second step on."""
     sparse = kso.sparsify(model, 0.5, seed=0, include="a")
     sparse.compile("sgd", model.loss)
     callback = kso.callbacks.RigL(data, batch_size=32, frequency=1, end_step=9)
-    x = np.zeros((32, WIDTH), "float32")
-    sparse.fit(x, np.zeros(32), verbose=0, callbacks=[callback])
+    x = np.zeros((96, WIDTH), "float32")
+    sparse.fit(x, np.zeros(96), verbose=0, callbacks=[callback])
     return sparse
 
 
