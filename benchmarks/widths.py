@@ -52,7 +52,7 @@ TITLES = {
     "mlp": "MLP of three layers of 1,024 on digits",
     "resnet8": "ResNet-8 of 16 to 64 channels on Fashion-MNIST",
     "mobilenet": "MobileNet of half the width on Fashion-MNIST",
-    "gru": "Two GRUs of 96 on text",
+    "gru": "GRU of two layers of 96 on text",
     "transformer": "Transformer of two blocks of 64 on text",
 }
 ON_IMAGES = ("resnet8", "mobilenet")

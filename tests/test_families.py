@@ -6,7 +6,7 @@ import pytest
 
 import keras_sparse_ortho as kso
 from tests.grouped_dense import GroupedDense, Guessed, Unregistered
-from tests.helpers import array
+from tests.helpers import array, on_two_devices
 
 L = keras.layers
 RNG = np.random.default_rng(0)
@@ -140,6 +140,25 @@ def test_a_users_layer_that_moves_entries_keeps_their_range():
     assert "flipped" not in names_of_rounded()
 
 
+@pytest.mark.jax_only
+def test_a_users_layer_by_sample_is_called_on_each_device_by_itself():
+    import jax
+
+    def is_split(kind):
+        with on_two_devices():
+            sparse = kso.sparsify(
+                network(kind),
+                0.5,
+                seed=0,
+                include=[f"grouped/{kind.kernel_name}"],
+                storage="compact",
+            )
+            return "shard_map" in str(jax.make_jaxpr(sparse)(X))
+
+    assert is_split(GroupedDense)
+    assert not is_split(Guessed)
+
+
 # --- an answer, or a message that names the layer ------------------------------------------------
 
 
@@ -258,7 +277,7 @@ def test_each_family_answers_each_question(name):
         }
     stays = kso.channel_groups(model).stays
     if any(stay.reason == "its class has no rule" for stay in stays.values()):
-        assert f"layer ({name})" in stays
+        assert f"layer ({type(layer).__name__})" in stays
         missing.add((name, "channels"))
     assert missing == {pair for pair in OPEN if pair[0] == name}
 

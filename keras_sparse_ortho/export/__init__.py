@@ -32,6 +32,14 @@ from keras_sparse_ortho.export._load_litert import (
     latencies,
     load_litert,
 )
+from keras_sparse_ortho.export._packed_zeros import (
+    PackedZeros,
+    check_filters,
+    decode,
+    encode,
+    is_decode,
+    pack_zeros,
+)
 from keras_sparse_ortho.export._process import JobError, Worker
 from keras_sparse_ortho.export._record import with_digest, with_record
 from keras_sparse_ortho.export._reference import kernels_of, plain_model

@@ -147,7 +147,7 @@ def pack_zeros(model: ModelT, ram: int | None) -> list[FilterSize]:
         if not why_dense and ram is not None and data.size > ram:
             why_dense = f"above `ram`, {ram} bytes"
         if not why_dense:
-            zeros = _zeros_of(tensor)
+            zeros = zeros_of(tensor)
             assert zeros is not None  # or `_why_dense` has a reason
             packed = encode(_values_of(data, zeros), zeros)
             if packed.bytes + _ADDED * len(readers) < data.size:
@@ -181,7 +181,7 @@ def _why_dense(model: ModelT, index: int, readers: Sequence[OperatorT]) -> str:
         return "read by other operations, too"
     if _dtype_of(tensor) is None or tensor.sparsity is not None:
         return "of a type that LiteRT Micro cannot unpack"
-    if _zeros_of(tensor) is None:
+    if zeros_of(tensor) is None:
         return "with zero points that LiteRT Micro does not read"
     return ""
 
@@ -197,7 +197,7 @@ def _dtype_of(tensor: TensorT) -> np.dtype | None:
     return dtypes.get(tensor.type)
 
 
-def _zeros_of(tensor: TensorT) -> np.ndarray | None:
+def zeros_of(tensor: TensorT) -> np.ndarray | None:
     """The zero point of each entry, in its dtype; None where LiteRT Micro has no rule for it."""
     dtype = _dtype_of(tensor)
     if dtype is None:
@@ -347,7 +347,7 @@ def _filters_that_layers_read(model: ModelT) -> list[np.ndarray]:
             index = int(operator.inputs[_FILTER])
             tensor = graph.tensors[index]
             values = _data_of(model, tensor)
-            zeros = _zeros_of(tensor)
+            zeros = zeros_of(tensor)
             if index in unpacked:
                 values = unpacked[index]
             elif zeros is not None and values.size:
@@ -366,7 +366,7 @@ def _unpacked_by(model: ModelT, operator: OperatorT) -> dict[int, np.ndarray]:
             _data_of(model, graph.tensors[place]).tobytes()
             for place in operator.inputs[2 * number : 2 * number + 2]
         )
-        zeros = _zeros_of(graph.tensors[index])
+        zeros = zeros_of(graph.tensors[index])
         if zeros is None:
             raise LiteRTFileError(
                 "An unpacked filter must be of int8 or float32, with zero points for int8. "

@@ -342,7 +342,7 @@ def test_rows_are_fewer_where_a_sweep_is_long(monkeypatch):
     full = kso.widths(model, x)
     clock.now = 0.0
     with pytest.warns(UserWarning, match="kernels fitted to 2 of 4 batches$"):
-        table = kso.widths(model, x, minutes=1)
+        table = kso.widths(model, x, minutes=1.25)
     assert clock.now == 20.0
     gram = full.grams["hidden_56/kernel"]
     assert np.trace(table.grams["hidden_56/kernel"]) < 0.6 * np.trace(gram)

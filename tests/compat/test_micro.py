@@ -12,9 +12,13 @@ import numpy as np
 import pytest
 
 import keras_sparse_ortho as kso
-from keras_sparse_ortho.export import c_array, export_litert, load_litert
-from keras_sparse_ortho.export._flatbuffer import read_model
-from keras_sparse_ortho.export._packed_zeros import is_decode
+from keras_sparse_ortho.export import (
+    c_array,
+    export_litert,
+    is_decode,
+    load_litert,
+    read_model,
+)
 from tests.export.filters import TYPES, dense_layers, sparse, transposed_layer
 from tests.export.models import X, dense
 

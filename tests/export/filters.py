@@ -3,7 +3,7 @@
 import numpy as np
 from ai_edge_litert import schema_py_generated as schema
 
-from keras_sparse_ortho.export._flatbuffer import read_model, write_model
+from keras_sparse_ortho.export import read_model, write_model
 from tests.faults.graphs import _made, _model, _op, _tensor
 
 TYPES = schema.TensorType

@@ -94,7 +94,8 @@ def test_files_agree_with_keras(make, mode, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "mode", ["float32+blocks", *map(slow_case_on_jax, ["int8+blocks"])]
+    "mode",
+    ["float32+blocks", pytest.param("int8+blocks", marks=pytest.mark.slow)],
 )
 def test_files_of_blocks(mode, tmp_path):
     model, x = sparse(mlp, blocks=True)
@@ -167,7 +168,14 @@ def test_every_route_of_a_large_model(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "mode", ["int8", *map(slow_case_on_jax, ["float16", "dynamic_int8"])]
+    "mode",
+    [
+        "int8",
+        *(
+            pytest.param(mode, marks=pytest.mark.slow)
+            for mode in ("float16", "dynamic_int8")
+        ),
+    ],
 )
 def test_weights_behind_the_flatbuffer(mode, tmp_path):
     """ai-edge-quantizer puts them there in files of more than 256 KiB."""

@@ -115,7 +115,7 @@ def _fit(method: str, folder: Path, pause: float) -> None:
             used = [C.RigL((x, y), batch_size=32, frequency=5, end_step=40)]
     model.compile(keras.optimizers.Adam(0.01), "mse", jit_compile=False)
     wait = keras.callbacks.LambdaCallback(
-        on_train_batch_end=lambda *_: time.sleep(pause)
+        on_train_batch_end=lambda batch, logs: time.sleep(pause)
     )
     backup = C.BackupAndRestore(folder / "backup", delete_checkpoint=False)
     options = {

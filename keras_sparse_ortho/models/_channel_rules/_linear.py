@@ -240,7 +240,7 @@ class Grouped(ChannelRule):
         read: Mask,
         live: Mask,
     ) -> SmallerLayer:
-        live_groups = live.reshape(self.groups, -1).any(axis=1)
+        live_groups: Mask = np.any(live.reshape(self.groups, -1), axis=1)
         if self.layout.batch:
             kernel = np.compress(live_groups, self.kernel, self.layout.batch[0])
         else:
