@@ -196,6 +196,7 @@ def test_integers_at_the_ends_leave_no_floats(tmp_path):
             path,
             mode="int8+lstm",
             representative_data=rows,
+            sample=rows,  # so that all of them calibrate
             inference_input_type=kind,
             inference_output_type=kind,
             batch_size=16,
