@@ -1128,7 +1128,7 @@ def is_class(kind: OutputKind) -> bool:
 
 
 def points(line: Run, counts: Callable[[str], bool]) -> str:
-    """The most points that an output lost, of those that count; "-" if none does."""
+    """The largest loss of the outputs that count, in points; "-" if none does."""
     lost = [loss for name, loss in line["lost"].items() if counts(name)]
     return f"{100 * max(lost):.1f}" if lost else "-"
 
