@@ -41,7 +41,7 @@ from runner import Measurement, Run, Setting, announced, main
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.export import export_litert, latencies, load_litert
 from keras_sparse_ortho.export._worker import refuse_amx
-from keras_sparse_ortho.models import output_kinds
+from keras_sparse_ortho.models import OutputKind, output_kinds
 from keras_sparse_ortho.recovery import distill
 from keras_sparse_ortho.shrinking import shrink
 from keras_sparse_ortho.shrinking._judge import Judge
@@ -1115,7 +1115,22 @@ def subject(
     data = widths.dataset(name, IMAGES)
     run = {"network": name, "seed": 0, "epochs": 4, "width": 1024}
     dense = widths.trained(run, data)
+    # Their outputs are logits, which only the loss says.
+    dense.compile(
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    )
     return dense, data.x_train, data.x_test, data.y_test
+
+
+def is_class(kind: OutputKind) -> bool:
+    """Whether an output says one of several classes, or yes or no."""
+    return kind.answers in ("classes", "bits") or bool(kind.probabilities)
+
+
+def points(line: Run, counts: Callable[[str], bool]) -> str:
+    """The most points that an output lost, of those that count; "-" if none does."""
+    lost = [loss for name, loss in line["lost"].items() if counts(name)]
+    return f"{100 * max(lost):.1f}" if lost else "-"
 
 
 class Shrunk(Measurement):
@@ -1159,7 +1174,7 @@ class Shrunk(Measurement):
         expected = keras.tree.flatten(dense.predict(tested, verbose=0))
         kinds = output_kinds(dense, len(expected))
         limits = {
-            output: CLASSES if kind.probabilities else VALUES
+            output: CLASSES if is_class(kind) else VALUES
             for output, kind in zip(dense.output_names, kinds, strict=True)
         }
         judge = Judge(expected, None, None, kinds, dense.output_names, limits)
@@ -1222,6 +1237,11 @@ class Shrunk(Measurement):
                     output: score.lost
                     for output, score in verdict.outputs.items()
                 },
+                "classes": [
+                    output
+                    for output, limit in limits.items()
+                    if limit == CLASSES
+                ],
                 "rows": len(rows),
                 "tested": len(tested),
             }
@@ -1235,27 +1255,31 @@ class Shrunk(Measurement):
         text = "# Trained networks, shrunk by one call\n\n" + sentences(
             f"""
             {machine()}. `shrink` had inputs, no labels, and {self.given.minutes:g} minutes at most.
-            Lost: points of expected accuracy of classes, and of the closeness of other outputs, on
-            rows of other origin than all that made the files. Accuracy: of rows whose label is
-            known, with the dense network's. Bytes are as stored; ms: median of one call with one
+            Lost: points of expected accuracy of classes, and of the closeness of other outputs, the
+            most of several outputs, on rows of other origin than all that made the files. Accuracy:
+            of rows whose label is known. Bytes are as stored; ms: median of one call with one
             row on one thread, all files of a network in turn. The ratios are to dense int8.
             """
         )
-        header = ["network", "file", "lost", "agreement", "accuracy"]
-        header += ["bytes", "of int8", "ms", "of int8", "s"]
+        header = ["network", "file", "model", "classes lost", "values lost"]
+        header += ["agreement", "accuracy", "dense accuracy"]
+        header += ["bytes", "bytes of int8", "ms", "ms of int8", "s"]
         latest = last_of_each(lines, "network", "how", "rival")
         rows = []
         for line in latest.values():
             int8 = latest[line["network"], "dense", RIVALS[0]]
-            made = line.get("model", line["how"])
-            lost = ", ".join(
-                f"{100 * loss:.1f}" for loss in line["lost"].values()
-            )
-            accuracy = ""
-            if "accuracy" in line:
-                accuracy = f"{100 * line['accuracy']:.1f} ({100 * line['dense_accuracy']:.1f})"
-            row = [line["network"], f"{made}, {line['route']}", lost]
-            row += [f"{100 * line['agreement']:.1f}", accuracy]
+            model = line.get("model", line["how"])
+            file = f"dense, {line['rival']}" if line["rival"] else line["how"]
+            row = [line["network"], file, f"{model}, {line['route']}"]
+            row += [
+                points(line, lambda name, line=line: name in line["classes"]),
+                points(
+                    line, lambda name, line=line: name not in line["classes"]
+                ),
+                f"{100 * line['agreement']:.1f}",
+            ]
+            for name in ("accuracy", "dense_accuracy"):
+                row.append(f"{100 * line[name]:.1f}" if name in line else "-")
             row += [
                 f"{line['bytes']:,}",
                 f"{line['bytes'] / int8['bytes']:.2f}",

@@ -227,9 +227,9 @@ class _Lstm:
         scale, zero_point = _setting(tensor)  # of uint8
         self._quantize(integers, scale, zero_point + _LEAST_INTEGER)
 
-    def output_scale(self, peaks: Peaks) -> np.float32:
+    def output_scale(self, peaks: Peaks) -> float:
         """The scale of the output: to the last bit that of its readers, which XNNPACK compares."""
-        wanted = np.float32(peaks.hidden / _LARGEST)
+        wanted = float(np.float32(peaks.hidden / _LARGEST))
         for reader in self._quantizing_readers():
             scale, _ = _setting(self._graph.tensors[reader.outputs[0]])
             if np.isclose(scale, wanted, rtol=_SAME_SCALE):
@@ -250,7 +250,7 @@ class _Lstm:
             set_constant(self._model, bias, integers.astype(np.int32))
             _set_scale(bias, scale)
 
-    def narrow_states(self, peaks: Peaks, output_scale: np.float32) -> None:
+    def narrow_states(self, peaks: Peaks, output_scale: float) -> None:
         """Stores the states in int8 and int16."""
         power = math.ceil(math.log2(peaks.cell / _HALF_OF_INT16))
         power = min(max(power, _LEAST_POWER), _MOST_POWER)
@@ -272,7 +272,7 @@ class _Lstm:
         operators = self._graph.operators
         operators[operators.index(self._maker_of(index))] = cleared
 
-    def narrow_output(self, scale: np.float32) -> None:
+    def narrow_output(self, scale: float) -> None:
         """Makes the output integers; readers of floats get floats beside them."""
         readers = self._quantizing_readers()
         shape = self._graph.tensors[self._output].shape
@@ -369,24 +369,22 @@ def _values(model: ModelT, tensor: TensorT) -> np.ndarray:
     return data.view("<f4").reshape(tensor.shape)
 
 
-def _narrow(model: ModelT, tensor: TensorT) -> np.float32:
+def _narrow(model: ModelT, tensor: TensorT) -> float:
     """Makes a constant int8 with one scale, if it is not; returns the scale."""
     if tensor.type == _TYPES.INT8:  # by another call of the same layer
         scale, _ = _setting(tensor)
         return scale
     values = _values(model, tensor)
-    scale = np.float32(np.abs(values).max() / _LARGEST)
-    if scale == 0:
-        scale = np.float32(1)
+    scale = float(np.float32(np.abs(values).max() / _LARGEST)) or 1.0
     set_constant(model, tensor, np.rint(values / scale).astype(np.int8))
     _set_scale(tensor, scale)
     return scale
 
 
-def _setting(tensor: TensorT) -> tuple[np.float32, int]:
+def _setting(tensor: TensorT) -> tuple[float, int]:
     """The scale and the zero point of a tensor of integers with one for all entries."""
     settings = tensor.quantization
-    return np.float32(settings.scale[0]), int(settings.zeroPoint[0])
+    return float(settings.scale[0]), int(settings.zeroPoint[0])
 
 
 def _set_scale(tensor: TensorT, scale: float, zero_point: int = 0) -> None:

@@ -7,7 +7,7 @@ it is stands for it in the trace; `_fused_lstm.py` puts the operator in its plac
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import keras
 import numpy as np
@@ -207,7 +207,7 @@ def _by_gate(value: np.ndarray) -> list[np.ndarray]:
 
 def save_lstms(calls: Sequence[TracedLstm], file: Path) -> None:
     """Writes the weights of traced LSTMs as an NPZ file, for `read_lstms`."""
-    arrays = {}
+    arrays: dict[str, Any] = {}
     owners: dict[int, int] = {}  # by `id` of the cell
     for number, call in enumerate(calls):
         owner = owners.setdefault(id(call.cell), len(owners))
@@ -222,7 +222,7 @@ def save_lstms(calls: Sequence[TracedLstm], file: Path) -> None:
 
 def read_lstms(file: Path) -> list[LstmWeights]:
     """The weights of the LSTMs of a trace, in the order of their calls."""
-    calls = []
+    calls: list[LstmWeights] = []
     with np.load(file) as arrays:
         while f"{len(calls)}_path" in arrays:
             number = len(calls)

@@ -25,7 +25,7 @@ def refuse_wrong_in_micro(model: ModelT, file: str) -> None:
     for graph, operator, kind in operations(model):
         if kind == "WHILE":
             loops += 1
-        if kind == LSTM_KIND and _is_mixed(model, graph, operator):
+        if kind == LSTM_KIND and _is_mixed(graph, operator):
             raise ExportRouteError(
                 "In LiteRT Micro the sequences and weights of an LSTM must both be float32 or both "
                 "int8; of others, as in dynamic int8, it computes NaN. Export with "
@@ -41,11 +41,8 @@ def refuse_wrong_in_micro(model: ModelT, file: str) -> None:
         )
 
 
-def _is_mixed(model: ModelT, graph: SubGraphT, operator: OperatorT) -> bool:
-    """Whether an LSTM's kernel is stored in another type than its sequences have."""
+def _is_mixed(graph: SubGraphT, operator: OperatorT) -> bool:
+    """Whether an LSTM's kernel is of another type than its sequences."""
     sequences = graph.tensors[operator.inputs[_SEQUENCES]]
-    kernel = int(operator.inputs[_KERNEL])
-    if graph.tensors[kernel].type != sequences.type:
-        return True
-    # A constant in fewer bits, which is widened at load.
-    return model.buffers[graph.tensors[kernel].buffer].data is None
+    kernel = graph.tensors[operator.inputs[_KERNEL]]
+    return bool(kernel.type != sequences.type)

@@ -245,7 +245,7 @@ def test_lstms_answer_on_microcontrollers_as_keras(route, steps, tmp_path):
     rows = rows.astype("float32")
     x = rows[:8]
     path = tmp_path / "lstm.tflite"
-    data = {"representative_data": rows[8:]} if route == "int8+lstm" else {}
+    data = {"representative_data": rows} if route == "int8+lstm" else {}
     export_litert(model, path, mode=route, sample=x, **data)
     operators = c_array(path, tmp_path / "lstm.h")
     assert "UnidirectionalSequenceLSTM" in operators
@@ -278,7 +278,7 @@ def test_unrolled_grus_answer_on_microcontrollers_as_keras(tmp_path):
         path,
         mode="int8",
         sample=rows[:8],
-        representative_data=rows[8:],
+        representative_data=rows,
     )
     assert "While" not in c_array(path, tmp_path / "gru.h")
     expected = keras.ops.convert_to_numpy(model(rows[:8]))
