@@ -50,6 +50,7 @@ class WidthClock:
         self._planned = 0.0  # seconds of eliminations that were done
         self._needed = 0.0
         self._inversion = 0.0
+        self._costs_seconds = 0.0
         self._has_few_rows = False
         self._shortages: list[str] = []
 
@@ -110,9 +111,10 @@ class WidthClock:
                 f"Received: minutes={self._minutes:g}, {'; '.join(self._shortages)}"
             )
 
-    def reserve(self, seconds: float) -> None:
-        """Keeps time for the work after the groups."""
-        self._reserve += seconds
+    def reserve_for_costs(self, seconds: float) -> None:
+        """Keeps time for the sizes of the weights, after the groups: so much for each of these."""
+        self._costs_seconds = seconds
+        self._reserve = seconds
 
     def has_time_to_sweep(self, batch_seconds: float) -> bool:
         """Whether another batch may be measured, that takes as long as the last one."""
@@ -194,15 +196,17 @@ class WidthClock:
         if self.is_limited:
             self._planned += self._unscaled_elimination(group, moments)
             self._needed += seconds
+            self._reserve += self._costs_seconds
 
     def _elimination(
         self, group: ChannelGroup, moments: ReaderMoments
     ) -> float:
-        """The estimated seconds of the elimination of a group."""
+        """The estimated seconds of the elimination of a group, and of its sizes afterwards."""
         factor = 1.0
         if self._planned > 0.0:
             factor = self._needed / self._planned
-        return factor * self._unscaled_elimination(group, moments)
+        seconds = factor * self._unscaled_elimination(group, moments)
+        return seconds + self._costs_seconds
 
     def _unscaled_elimination(
         self, group: ChannelGroup, moments: ReaderMoments

@@ -151,12 +151,11 @@ class WidthCosts:
         return np.prod(self._shapes(widths), axis=1)
 
 
-def seconds_of_costs(model: keras.Model, groups: int) -> float:
-    """The estimated time of `WidthCosts.of`; takes one part in `groups + 1` of it."""
+def seconds_of_costs(model: keras.Model) -> float:
+    """The estimated time that `WidthCosts.of` takes for each group."""
     start = time.monotonic()
     shapes_without(model, [])
-    seconds = time.monotonic() - start
-    return _SLOWER * (groups + 1) * seconds
+    return _SLOWER * (time.monotonic() - start)
 
 
 def _aligned(

@@ -180,7 +180,7 @@ def measured_widths(
     if clock is None:
         clock = WidthClock()
     measurable = moments.measurable(groups)
-    clock.reserve(seconds_of_costs(model, len(measurable)))
+    clock.reserve_for_costs(seconds_of_costs(model))
     pending = clock.by_worth(model, measurable, moments)
     rows = clock.rows_in_time(pending, moments, output_errors.rows)
     output_errors.keep_rows(rows)

@@ -379,8 +379,7 @@ while time.monotonic() < end:
 
 @pytest.mark.slow
 @pytest.mark.tensorflow_only
-@pytest.mark.parametrize("minutes", [1.0, 2.0])
-@pytest.mark.parametrize("busy", [0, 3])
+@pytest.mark.parametrize(("minutes", "busy"), [(1.0, 0), (2.0, 3)])
 @pytest.mark.filterwarnings("ignore:The table of widths is coarser")
 def test_a_deep_network_ends_in_time(minutes, busy):
     model = keras.applications.MobileNetV2((96, 96, 3), weights=None)
