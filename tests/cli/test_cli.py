@@ -268,6 +268,7 @@ def test_help_comes_at_once():
     assert seconds < 3.0  # of three commands
 
 
+@pytest.mark.slow  # each command starts TensorFlow
 def test_no_command_shows_lines_of_a_log(model_file, exported):
     status, out, err = printed("report", model_file)
     assert (status, err) == (0, "")

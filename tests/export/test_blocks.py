@@ -346,6 +346,7 @@ def test_a_row_does_not_depend_on_the_others(exported):
         np.testing.assert_allclose(plain, other, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.tensorflow_only
 def test_the_fastest_file_and_layers_that_stay_dense(tmp_path):
     hidden = [
@@ -374,6 +375,7 @@ def test_the_fastest_file_and_layers_that_stay_dense(tmp_path):
     assert one.bytes < 0.4 * routes["float32"].bytes
 
 
+@pytest.mark.slow
 @pytest.mark.tensorflow_only
 def test_by_default_and_of_a_subclassed_model_which_stays_as_it_was(tmp_path):
     report = export_litert(network("image"), tmp_path / "m.tflite")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import keras_sparse_ortho as kso
-from tests.helpers import array, slow_case_on_jax
+from tests.helpers import array, slow_where_traced
 from tests.models import networks
 from tests.models.networks import HEAVY, MODELS, SHAPE
 
@@ -147,7 +147,7 @@ NOT_SAVED = {
     "a configuration of more layers": (networks.growing, X),
 }
 COMPACT = ("backbone", "task", "built late", "concealed", "tied")
-SLOW_ON_JAX = ("stack", "late", *HEAVY)
+SLOW_WHERE_TRACED = ("stack", "late", "built late", *HEAVY)
 CASES = [(name, "masked") for name in (*SAVED, *NOT_SAVED)] + [
     (name, "compact") for name in COMPACT
 ]
@@ -156,7 +156,9 @@ CASES = [(name, "masked") for name in (*SAVED, *NOT_SAVED)] + [
 @pytest.mark.parametrize(
     ("name", "storage"),
     [
-        slow_case_on_jax(*case) if case[0] in SLOW_ON_JAX else case
+        pytest.param(*case, marks=slow_where_traced)
+        if case[0] in SLOW_WHERE_TRACED
+        else case
         for case in CASES
     ],
 )

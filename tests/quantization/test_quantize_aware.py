@@ -114,6 +114,7 @@ def test_roundings_are_where_litert_has_tensors():
     }
 
 
+@slow_where_traced
 @pytest.mark.parametrize(
     "storage", [pytest.param("masked", marks=pytest.mark.slow), "compact"]
 )
