@@ -41,7 +41,11 @@ from runner import Measurement, Run, Setting, announced, main
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.export import export_litert, latencies, load_litert
 from keras_sparse_ortho.export._worker import refuse_amx
-from keras_sparse_ortho.models import OutputKind, output_kinds
+from keras_sparse_ortho.models import (
+    OutputKind,
+    output_kinds,
+    output_names,
+)
 from keras_sparse_ortho.recovery import distill
 from keras_sparse_ortho.shrinking import shrink
 from keras_sparse_ortho.shrinking._judge import Judge
@@ -1171,13 +1175,15 @@ class Shrunk(Measurement):
         given, name = self.given, which["network"]
         dense, rows, tested, types = subject(name)
         rows, tested = rows[: given.rows], tested[: given.tested]
-        expected = keras.tree.flatten(dense.predict(tested, verbose=0))
+        predicted = dense.predict(tested, verbose=0)
+        expected = keras.tree.flatten(predicted)
+        names = output_names(dense, predicted)
         kinds = output_kinds(dense, len(expected))
         limits = {
             output: CLASSES if is_class(kind) else VALUES
-            for output, kind in zip(dense.output_names, kinds, strict=True)
+            for output, kind in zip(names, kinds, strict=True)
         }
-        judge = Judge(expected, None, None, kinds, dense.output_names, limits)
+        judge = Judge(expected, None, None, kinds, names, limits)
         folder = FETCHED / "shrunk" / name
         folder.mkdir(parents=True, exist_ok=True)
         lines: dict[pathlib.Path, Run] = {}
@@ -1226,7 +1232,7 @@ class Shrunk(Measurement):
         ):
             answers = load_litert(file).predict(tested)
             if isinstance(answers, dict):
-                answers = [answers[output] for output in dense.output_names]
+                answers = [answers[output] for output in names]
             outputs = keras.tree.flatten(answers)
             verdict = judge.verdict(outputs)
             line |= {
