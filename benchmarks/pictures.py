@@ -662,7 +662,7 @@ def frontier(network: str = "rnet") -> Figure:
     figure = new(3.4)
     panel = figure.subplots()
     kinds = {
-        "dense": (DENSE, "s", lambda name: name == "dense"),
+        "dense": (DENSE, "s", lambda name: name.startswith("dense")),
         "narrowed": (OURS, "o", lambda name: name.startswith("narrowed")),
     }
     for label, (color, marker, belongs) in kinds.items():
@@ -675,14 +675,16 @@ def frontier(network: str = "rnet") -> Figure:
             label=label,
         )
     for trial in line["trials"]:
-        if trial["name"] == "dense":
+        is_taken = trial["bytes"] == line["bytes"]
+        if is_taken or trial["name"].startswith("dense"):
+            text = "the file of shrink" if is_taken else trial["route"]
             panel.annotate(
-                f" {trial['route']}",
+                f" {text}",
                 (trial["bytes"] / 1000, trial["score"]),
                 verticalalignment="top",
             )
-    panel.set(xscale="log", xlabel="file, kB", ylabel="score on held-out rows")
-    panel.legend()
+    panel.set(xlim=(0, 240), xlabel="file, kB", ylabel="score")
+    panel.legend(loc="lower right")
     return figure
 
 
