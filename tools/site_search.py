@@ -34,7 +34,7 @@ WANTED = {
     "singular values": "saliency_and_spectrum.html",
     "plot masks": "gallery.html",
     "save and load": "saving.html",
-    "LSTM": "faq.html",
+    "LSTM": "deployment.html",
     "KerasTuner": "works_with.html",
     "wandb": "works_with.html",
     "Hugging Face": "works_with.html",
