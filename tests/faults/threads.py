@@ -115,23 +115,33 @@ def interrupted(rng: random.Random, share: float) -> Count:
         call(dense)
         seconds[name] = time.monotonic() - start
     ends = 0
+    calling = threading.Event()
+
+    def interrupt(*_: Any) -> None:
+        # A signal that comes late does not belong to the call.
+        if calling.is_set():
+            raise KeyboardInterrupt
+
     with timed("interrupts") as count:
         for name, call in calls.items():
             for _ in range(max(1, round(20 * share))):
                 count.runs += 1
                 before = [weights(dense), weights(student)]
-                signal.signal(signal.SIGALRM, signal.default_int_handler)
+                signal.signal(signal.SIGALRM, interrupt)
                 done = False
+                calling.set()
                 try:
                     signal.setitimer(
                         signal.ITIMER_REAL,
                         max(1e-4, rng.random() * seconds[name]),
                     )
                     call(dense)
+                    calling.clear()
                     done = True
                 except KeyboardInterrupt:
                     ends += 1
                 finally:
+                    calling.clear()
                     signal.setitimer(signal.ITIMER_REAL, 0)
                 same = equal(before[0], weights(dense))
                 if not (done and name == "distill"):
