@@ -10,7 +10,7 @@ from keras_sparse_ortho.calibration._moments import HOLD_OUT
 
 
 def held_out_batches(batches: Iterable[Nested]) -> list[Nested]:
-    """The rows that moments are held out of: one in four, the last of a batch with fewer.
+    """One row in four, which no moments have seen; of a batch with fewer rows the last one.
 
     Neighbours of equal shapes are put together as long as they have no more rows than a whole
     batch: a pass over few rows costs as much as one over many where operations run one by one.

@@ -127,7 +127,6 @@ def c_array(
             f"these. Received: {source!r} of route {route!r}"
         )
     array = _Array(content, source, packed, ram)
-    refuse_wrong_in_micro(read_model(content), source)
     _warn_of_packing(array.sizes, packed, source)
     comments = [
         f"{printable(Path(source).name)}, route {route or 'unknown'}, by keras_sparse_ortho.",
@@ -168,6 +167,7 @@ class _Array:
         self.sizes: list[FilterSize] = []
         try:
             model = read_model(content)
+            refuse_wrong_in_micro(model, file)
             if packed:
                 self.sizes = pack_zeros(model, ram)
             self.operators = _operators(model)
@@ -178,7 +178,7 @@ class _Array:
             self.content = write_model(model)
             if packed:
                 check_filters(read_model(self.content), read_model(content))
-        except (ExportVerificationError, LiteRTFileError):
+        except (ExportRouteError, ExportVerificationError, LiteRTFileError):
             raise
         except Exception as error:  # the generated code checks nothing
             raise LiteRTFileError(
