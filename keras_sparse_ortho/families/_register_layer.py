@@ -7,14 +7,15 @@ import keras
 
 from keras_sparse_ortho import quantization
 from keras_sparse_ortho._checks import as_text, other_keywords
-from keras_sparse_ortho.calibration import (
+from keras_sparse_ortho.kernels import (
+    Layouts,
     MakeRows,
     RowsRule,
+    kernel_layouts,
     kernel_rows,
     last_axis_rows,
     rows_by_name,
 )
-from keras_sparse_ortho.kernels import Layouts, kernel_layouts
 from keras_sparse_ortho.layers import register_by_sample
 from keras_sparse_ortho.models import (
     MakeRule,
