@@ -73,13 +73,17 @@ from keras_sparse_ortho.pruning import (
     prune,
     sparsify,
 )
-from keras_sparse_ortho.quantization import quantize_aware
+from keras_sparse_ortho.quantization import equalize, quantize_aware
 
 if TYPE_CHECKING:
     from keras_sparse_ortho import export as export
     from keras_sparse_ortho import shrinking as shrinking
     from keras_sparse_ortho import tfmot as tfmot
-    from keras_sparse_ortho.export import export_litert, load_litert
+    from keras_sparse_ortho.export import (
+        export_litert,
+        int8_errors,
+        load_litert,
+    )
     from keras_sparse_ortho.shrinking import shrink
 
 __version__ = "0.1.0"
@@ -97,8 +101,10 @@ __all__ = [
     "apply_masks",
     "channel_groups",
     "convert",
+    "equalize",
     "export_litert",
     "finish",
+    "int8_errors",
     "load_litert",
     "narrow",
     "parametrize",
@@ -153,7 +159,7 @@ answer(
 def __getattr__(name: str) -> Any:
     if name in _LATER:
         return importlib.import_module(f"{__name__}.{name}")
-    if name in ("export_litert", "load_litert"):
+    if name in ("export_litert", "int8_errors", "load_litert"):
         return getattr(importlib.import_module(f"{__name__}.export"), name)
     if name == "shrink":
         return importlib.import_module(f"{__name__}.shrinking").shrink

@@ -21,4 +21,10 @@ from keras_sparse_ortho.quantization._quantize_wrapper import (
 )
 from keras_sparse_ortho.quantization._round_biases import round_biases
 
-__all__ = ["equalize", "keeps_range", "kernel_rounding", "quantize_aware", "round_biases"]
+__all__ = [
+    "equalize",
+    "keeps_range",
+    "kernel_rounding",
+    "quantize_aware",
+    "round_biases",
+]
