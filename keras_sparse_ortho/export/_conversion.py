@@ -36,8 +36,8 @@ _WITHOUT_CUSTOM_OBJECTS = (
 _TITLES = {"tensorflow": "TensorFlow", "jax": "JAX"}
 
 
-def measured_parts(task: Task, workspace: Workspace) -> dict[str, Any]:
-    """The errors of the parts of a file of int8, as `named_errors` has them."""
+def measured_errors(task: Task, workspace: Workspace) -> dict[str, Any]:
+    """The errors of the tensors of a file of int8, as `named_errors` has them."""
     with tempfile.TemporaryDirectory() as folder:
         return _Converter(task, workspace, Path(folder)).measured()
 
@@ -96,7 +96,7 @@ class _Converter:
         return {"held": str(held), "layers": str(layers)}
 
     def measured(self) -> dict[str, Any]:
-        """The errors of the parts of a file of int8."""
+        """The errors of the tensors of a file of int8."""
         path = self._folder / "plain"
         form: Job = {
             "path": str(path),

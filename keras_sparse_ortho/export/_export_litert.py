@@ -206,6 +206,28 @@ def export_litert(
     warn_of_rows(task)
     if mode is None and not _has_zeros(task):
         routes = routes[:1]
+    report = _exported(task, routes, file, mode, target)
+    if floats is None:
+        warn_of_floats(report)
+    return report
+
+
+def _exported(
+    task: Task,
+    routes: Sequence[Route],
+    file: Path,
+    mode: str | None,
+    target: str | None,
+) -> ExportReport:
+    """Writes the file of the best route.
+
+    Args:
+        task: The task of the export.
+        routes: The routes to try.
+        file: Path. Where to write.
+        mode: As for `export_litert`.
+        target: As for `export_litert`.
+    """
     # On the target's file system, so that the last step is one atomic rename.
     with staging(file.parent, file.name) as folder:
         steps = Steps("auto" if len(routes) > 1 else False)
@@ -217,18 +239,13 @@ def export_litert(
         report = ExportReport(
             **vars(winner.outcome),
             **_figures_of(winner.file.read_bytes()),
+            **_settings_of(task),
             path=str(file),
             mode=mode,
-            sample_rows=len(task.rows.compared[0]),
-            compared_on=task.rows.origin,
-            ends=ends,
             assumed=None if target is None else TARGETS[target],
-            versions=installed_versions(),
             routes=tuple(candidate.outcome for candidate in tried),
         )
         os.replace(winner.file, file)
-    if floats is None:
-        warn_of_floats(report)
     return report
 
 
@@ -266,6 +283,16 @@ def _best_of(
 def _figures_of(content: bytes) -> dict[str, Any]:
     """Size under gzip, and zeros of the weights, of a file."""
     return {"gzip_bytes": _zipped(content), "weights": read_weights(content)}
+
+
+def _settings_of(task: Task) -> dict[str, Any]:
+    """How a file was compared, with which ends, and by which versions."""
+    return {
+        "sample_rows": len(task.rows.compared[0]),
+        "compared_on": task.rows.origin,
+        "ends": task.ends,
+        "versions": installed_versions(),
+    }
 
 
 def _has_zeros(task: Task) -> bool:

@@ -9,21 +9,21 @@ import keras
 
 from keras_sparse_ortho._checks import check_number, other_keywords
 from keras_sparse_ortho._foreign_names import Answering
-from keras_sparse_ortho.export._conversion import measured_parts
+from keras_sparse_ortho.export._conversion import measured_errors
 from keras_sparse_ortho.export._explain import warn_of_rows
 from keras_sparse_ortho.export._export_litert import check_model, require_litert
 from keras_sparse_ortho.export._task import Steps, Workspace, task_of
 
-_SHOWN = 0.01  # of the sum: smaller parts are not printed
+_SHOWN = 0.01  # of the sum: smaller ones are not printed
 _MOST_BARS = 30
 _WIDTH = 44  # of a name that is printed
 
 
-class RoundedPart(NamedTuple):
-    """A tensor or a kernel of a file, rounded alone.
+class TensorLoss(NamedTuple):
+    """A tensor of a file, rounded alone: activations, or a kernel.
 
     Attributes:
-        kind: str. "tensor", for activations, or "kernel".
+        kind: str. "activations" or "kernel".
         layer: str. The layer whose output the tensor is, or that it is inside of; for a kernel the
             layer whose output is that of its operation, as the ReLU behind a convolution.
         name: str. The name in the file, and for kernels their path.
@@ -42,47 +42,51 @@ class RoundedPart(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Int8Errors(Answering):
-    """Table of what a model loses in int8, by tensor and by kernel; `print` shows it.
+    """Table of the errors of a model in int8, by tensor; `print` shows it.
 
     Attributes:
-        parts: tuple of RoundedPart, in the order of the file.
-        whole: float. The relative squared error of the file of int8.
+        tensors: tuple of TensorLoss: kernels, then activations in the order of the file.
+        file_error: float. The relative squared error of the file of int8.
         rows: int. Rows that were measured.
     """
 
-    parts: tuple[RoundedPart, ...]
-    whole: float
+    tensors: tuple[TensorLoss, ...]
+    file_error: float
     rows: int
 
     @property
     def total(self) -> float:
-        """The sum over all parts, which is near `whole` where errors are independent."""
-        return sum(part.error for part in self.parts)
+        """The sum over all tensors, which is near `file_error` where errors are independent."""
+        return sum(tensor.error for tensor in self.tensors)
 
     @property
     def by_layer(self) -> dict[str, float]:
         """The error of each layer: of its kernels and its tensors."""
         errors: dict[str, float] = {}
-        for part in self.parts:
-            errors[part.layer] = errors.get(part.layer, 0.0) + part.error
+        for tensor in self.tensors:
+            errors[tensor.layer] = errors.get(tensor.layer, 0.0) + tensor.error
         return errors
 
     def __str__(self) -> str:
-        """The parts with the largest errors, the others in sum, and both sums."""
-        lines = [f"{'part':{_WIDTH + 8}} {'error':>9}"]
-        parts = sorted(self.parts, key=lambda part: -part.error)
+        """The tensors with the largest errors, the others in sum, and both sums."""
+        lines = [f"{'tensor':{_WIDTH + 12}} {'error':>9}"]
+        tensors = sorted(self.tensors, key=lambda tensor: -tensor.error)
         shown = [
-            part for part in parts if part.error >= _SHOWN * self.total > 0
+            tensor
+            for tensor in tensors
+            if tensor.error >= _SHOWN * self.total > 0
         ]
-        for part in shown:
-            label = part.label[-_WIDTH:]
-            lines.append(f"{part.kind:7} {label:{_WIDTH}} {part.error:9.2g}")
-        others = self.total - sum(part.error for part in shown)
-        count = len(parts) - len(shown)
-        lines.append(f"{f'{count} others':{_WIDTH + 8}} {others:9.2g}")
-        lines.append(f"{'sum':{_WIDTH + 8}} {self.total:9.2g}")
+        for tensor in shown:
+            label = tensor.label[-_WIDTH:]
+            lines.append(
+                f"{tensor.kind:11} {label:{_WIDTH}} {tensor.error:9.2g}"
+            )
+        remainder = self.total - sum(tensor.error for tensor in shown)
+        count = len(tensors) - len(shown)
+        lines.append(f"{f'{count} others':{_WIDTH + 12}} {remainder:9.2g}")
+        lines.append(f"{'sum':{_WIDTH + 12}} {self.total:9.2g}")
         label = f"the whole file, on {self.rows} rows"
-        lines.append(f"{label:{_WIDTH + 8}} {self.whole:9.2g}")
+        lines.append(f"{label:{_WIDTH + 12}} {self.file_error:9.2g}")
         return "\n".join(lines)
 
     __repr__ = __str__
@@ -134,10 +138,10 @@ def int8_errors(
     Raises:
         ImportError, ValueError, ExportConversionError: As `export_litert`.
 
-    Limits: errors add up where they are independent, so the `total` is near `whole` for most
+    Limits: errors add up where they are independent, so the `total` is near `file_error` for most
     networks; compare them first. A layer that the converter puts into the operation of another one
     is shown with it. Operations in loops, of recurrent layers, stay in floats. Tensors inside of
-    subclassed and nested models have the names of the file. 80 parts take a few seconds, besides
+    subclassed and nested models have the names of the file. 80 tensors take a few seconds, besides
     the conversion.
 
     Examples:
@@ -145,7 +149,7 @@ def int8_errors(
         >>> from keras_sparse_ortho.export import int8_errors
         >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2, name="head")])
         >>> errors = int8_errors(model, np.random.default_rng(0).normal(size=(64, 4)))
-        >>> [part.label for part in errors.parts if part.kind == "kernel"]
+        >>> [tensor.label for tensor in errors.tensors if tensor.kind == "kernel"]
         ['head/kernel']
     """
     require_litert()
@@ -161,8 +165,8 @@ def int8_errors(
     warn_of_rows(task)
     with tempfile.TemporaryDirectory() as folder:
         workspace = Workspace(Path(folder), Steps("auto"))
-        measured = measured_parts(task, workspace)
-    parts = [RoundedPart(*part) for part in measured["parts"]]
+        measured = measured_errors(task, workspace)
+    tensors = [TensorLoss(*tensor) for tensor in measured["tensors"]]
     return Int8Errors(
-        tuple(parts), measured["whole"], len(task.rows.compared[0])
+        tuple(tensors), measured["file"], len(task.rows.compared[0])
     )

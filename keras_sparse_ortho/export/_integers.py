@@ -54,7 +54,7 @@ _FEW_BITS = {"dynamic_int4": (2, 4), "int4": (4,)}
 
 
 class IntegerPlan(NamedTuple):
-    """What AEQ is to do with a file.
+    """The arguments of AEQ for one file.
 
     Attributes:
         model: The file of floats, changed so that AEQ can quantize more of it.
@@ -170,7 +170,7 @@ def _writers_of(
     names: Collection[str],
     in_floats: Sequence[tuple[SubGraphT, OperatorT]],
 ) -> list[tuple[SubGraphT, OperatorT]]:
-    """The operations that write tensors of these names, without those that are in floats."""
+    """The operations that write tensors of these names, except those already in floats."""
     ids = {id(operator) for _, operator in in_floats}
     writers = []
     for graph, operator, _ in aeq_operations(model):

@@ -1,4 +1,4 @@
-"""What the worker needs of Keras to name the parts of a file: outputs of layers, and kernels."""
+"""Outputs of layers, and kernels, for the worker to name the tensors of a file by."""
 
 import json
 from collections.abc import Mapping

@@ -13,7 +13,9 @@ import numpy as np
 
 from keras_sparse_ortho.export._flatbuffer import ModelT, name_of, read_model
 
-_SAME = 1e-3  # of the largest entry, by which values of one tensor may differ
+_TOLERANCE = (
+    1e-3  # of the largest entry, by which values of one tensor may differ
+)
 
 
 class LayerCall(TypedDict):
@@ -144,14 +146,14 @@ class _Match:
     def _call_behind(self, index: int) -> int | None:
         """The first call with the values of a tensor, or of the first one behind it."""
         waiting = [index]
-        seen = set(waiting)
+        reached = set(waiting)
         while waiting:
             tensor = waiting.pop(0)
             if tensor in self._calls_of_tensor:
                 return self._calls_of_tensor[tensor][0]
-            behind = set(self._readers.get(tensor, [])) - seen
+            behind = set(self._readers.get(tensor, [])) - reached
             waiting += sorted(behind)
-            seen |= behind
+            reached |= behind
         return None
 
     def tensors_of(self, name: str) -> list[int]:
@@ -217,4 +219,4 @@ def _is_same(value: np.ndarray, other: np.ndarray) -> bool:
     if value.shape != other.shape:
         return False
     largest = max(np.abs(other).max(initial=0.0), 1e-6)
-    return bool(np.abs(value - other).max(initial=0.0) <= _SAME * largest)
+    return bool(np.abs(value - other).max(initial=0.0) <= _TOLERANCE * largest)

@@ -169,10 +169,10 @@ def task_of(
     )
     has_ranges = has_trained_ranges(model)
     rows = rows_of(signature, compared, representative, has_ranges)
-    plain, reference = plain_model(model)
+    converted, reference = plain_model(model)
     signs = []
     if representative is not None and not has_ranges:
-        signs = doubts(plain, signature, representative)
+        signs = doubts(converted, signature, representative)
     first_batch = full_batches(rows.compared, batch_size)[0]
     tensors = [keras.ops.convert_to_tensor(array) for array in first_batch]
     inputs = pack(signature.nesting, tensors)
@@ -181,18 +181,18 @@ def task_of(
     if equal:
         assert rows.calibrating is not None
         data = pack(signature.nesting, rows.calibrating)
-        plain = equalize(plain, data)
+        converted = equalize(converted, data)
     lstms = NO_LSTMS
     if of_lstms:
-        lstms = plan_of_lstms(plain, inputs)
+        lstms = plan_of_lstms(converted, inputs)
     return Task(
-        model=plain,
+        model=converted,
         signature=signature,
         rows=rows,
         names=names,
         outputs=outputs,
-        kernels=kernels_of(plain),
-        blocks=plan_of(plain) if of_blocks else BlockPlan({}, {}),
+        kernels=kernels_of(converted),
+        blocks=plan_of(converted) if of_blocks else BlockPlan({}, {}),
         lstms=lstms,
         has_ranges=has_ranges,
         doubts=signs,

@@ -99,10 +99,10 @@ def convert(
     from keras_sparse_ortho.export._integers import in_storage
     from keras_sparse_ortho.export._layer_tensors import tensors_of_layers
     from keras_sparse_ortho.export._marks import ScalingMoved
-    from keras_sparse_ortho.export._part_errors import chosen_floats
     from keras_sparse_ortho.export._sparse_encoding import (
         with_densify,
     )
+    from keras_sparse_ortho.export._tensor_errors import chosen_floats
     from keras_sparse_ortho.export._tracing import (
         by_tensorflow,
         float_file,
@@ -145,7 +145,7 @@ def measure(
     kernels: str,
     ends: list[str],
 ) -> dict[str, Any]:
-    """The errors of all tensors and kernels of a file of int8, each rounded alone.
+    """The errors of all tensors of a file of int8, each rounded alone.
 
     Args:
         path: str. The output of `trace`.
@@ -157,7 +157,7 @@ def measure(
         ends: Types of inputs and outputs.
     """
     _load_converter()
-    from keras_sparse_ortho.export._part_errors import named_errors
+    from keras_sparse_ortho.export._tensor_errors import named_errors
     from keras_sparse_ortho.export._tracing import float_file
 
     with np.load(kernels) as arrays:
@@ -408,7 +408,7 @@ def _by_name(details: list[TensorDetails]) -> dict[str, TensorDetails]:
 
 
 def runner_of(interpreter: Any) -> Any:
-    """What calls a file by names: a runner of LiteRT, where the file has a signature."""
+    """A runner that calls a file by names: LiteRT's, where the file has a signature."""
     if interpreter.get_signature_list():
         return interpreter.get_signature_runner()
     return PlainRunner(interpreter)

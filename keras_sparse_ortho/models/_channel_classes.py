@@ -1,4 +1,4 @@
-"""Channels with numbers, in classes of those that go together."""
+"""Channels with numbers, in classes that go together."""
 
 import numpy as np
 
@@ -27,13 +27,15 @@ class ChannelClasses:
 
     def root(self, number: int) -> int:
         """The number that stands for the class of a channel."""
-        parents = self._parents
-        while parents[number] != number:
-            parents[number] = parents[parents[number]]
-            number = parents[number]
+        path = []
+        while self._parents[number] != number:
+            path.append(number)
+            number = self._parents[number]
+        for child in path:
+            self._parents[child] = number
         return number
 
     def roots(self) -> np.ndarray:
         """The root of each channel, in the order of their numbers."""
-        numbers = range(len(self._parents))
-        return np.fromiter(map(self.root, numbers), int, len(self._parents))
+        count = len(self)
+        return np.fromiter(map(self.root, range(count)), int, count)

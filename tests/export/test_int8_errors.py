@@ -8,7 +8,7 @@ import pytest
 
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.export import export_litert, int8_errors
-from keras_sparse_ortho.export._part_errors import PartError, _shortest
+from keras_sparse_ortho.export._tensor_errors import TensorError, _shortest
 from tests.export.models import exported
 
 pytestmark = pytest.mark.core
@@ -54,21 +54,27 @@ def errors(model):
 
 
 def test_the_table_names_layers_and_adds_up(errors):
-    kernels = {part.label for part in errors.parts if part.kind == "kernel"}
+    kernels = {
+        tensor.label for tensor in errors.tensors if tensor.kind == "kernel"
+    }
     assert kernels == {
         f"{name}/kernel" for name in ("first", "depthwise", "pointwise", "head")
     }
-    layers = [part.layer for part in errors.parts if part.kind == "tensor"]
+    layers = [
+        tensor.layer
+        for tensor in errors.tensors
+        if tensor.kind == "activations"
+    ]
     # What is fused, or only moved, counts once.
     assert layers == ["image", "relu", "depthwise", "pointwise"]
-    worst = max(errors.parts, key=lambda part: part.error)
-    assert (worst.kind, worst.layer) == ("tensor", "relu")
-    assert 0.5 < errors.total / errors.whole < 2
+    worst = max(errors.tensors, key=lambda tensor: tensor.error)
+    assert (worst.kind, worst.layer) == ("activations", "relu")
+    assert 0.5 < errors.total / errors.file_error < 2
     assert errors.rows == 24
     assert errors.by_layer["relu"] > 0.8 * errors.total
     text = str(errors)
-    assert text.splitlines()[1].startswith("tensor  relu")
-    assert f"on 24 rows {errors.whole:15.2g}"[:10] in text
+    assert text.splitlines()[1].startswith("activations relu")
+    assert f"on 24 rows {errors.file_error:15.2g}"[:10] in text
 
 
 def test_the_plot_has_a_bar_for_each_layer(errors):
@@ -82,7 +88,7 @@ def test_equalized_files_lose_less(model, errors, tmp_path):
     equal = exported(
         model, tmp_path / "b.tflite", representative_data=IMAGES, equalize=True
     )
-    assert plain.error**2 == pytest.approx(errors.whole, rel=0.3)
+    assert plain.error**2 == pytest.approx(errors.file_error, rel=0.3)
     assert equal.error < 0.5 * plain.error
     assert equal.bytes <= plain.bytes + 64
 
@@ -110,15 +116,15 @@ def test_layers_in_floats_by_name_and_by_themselves(model, tmp_path):
 
 
 def test_the_shortest_stretch():
-    def part(error, *operations, size=0):
-        return PartError("tensor", "", operations, size, error)
+    def item(error, *operations, size=0):
+        return TensorError("activations", "", operations, size, error)
 
-    parts = [part(1.0, 0, 1), part(5.0, 1, 2), part(4.0, 2), part(0.5, 3, 4)]
+    parts = [item(1.0, 0, 1), item(5.0, 1, 2), item(4.0, 2), item(0.5, 3, 4)]
     assert _shortest(parts, 5, 0.8) == range(1, 3)
     assert _shortest(parts, 5, 0.9) == range(3)
     assert _shortest(parts, 5, 1.0) == range(5)
     assert _shortest(parts, 5, 0.0) == range(0)
-    equal = [part(1.0, 0, size=9), part(1.0, 1, size=3)]
+    equal = [item(1.0, 0, size=9), item(1.0, 1, size=3)]
     assert _shortest(equal, 2, 0.5) == range(1, 2)
 
 
@@ -131,7 +137,11 @@ def test_two_ends_and_a_layer_of_two_operations(tmp_path):
     ends = [L.GlobalAveragePooling2D(name="mean")(y), L.Flatten(name="flat")(x)]
     model = keras.Model(inputs, ends)
     errors = int8_errors(model, IMAGES[:32])
-    tensors = [part.layer for part in errors.parts if part.kind == "tensor"]
+    tensors = [
+        tensor.layer
+        for tensor in errors.tensors
+        if tensor.kind == "activations"
+    ]
     assert tensors.count("separable") == 2
     assert "sum" in tensors
     report = export_litert(

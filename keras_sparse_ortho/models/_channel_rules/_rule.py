@@ -316,21 +316,27 @@ def activated(function: Any, constants: np.ndarray) -> np.ndarray:
     return np.where(np.isnan(constants), np.nan, results)
 
 
-def limit_of(function: Any) -> float | None:
+def limit_of(
+    function: Callable[..., object] | keras.Operation | None,
+) -> float | None:
     """The `limit` of an activation, as a function, a layer or an operation of Keras."""
+    if function is None:
+        return math.inf
     if isinstance(function, keras.layers.Activation):
         return limit_of(function.activation)
-    name = type(function).__name__
-    if isinstance(function, keras.Operation) and name == "ReLU":
+    if isinstance(function, keras.Operation):
+        name = type(function).__name__
+        if name != "ReLU":
+            return _LIMITS.get(name)
         if function.threshold:
             return None
-        return math.inf if function.max_value is None else function.max_value
-    if isinstance(function, keras.Operation):
-        return _LIMITS.get(name)
-    for limited, limit in _LIMITS.items():
-        if function is getattr(keras.activations, limited, ""):
+        if function.max_value is None:
+            return math.inf
+        return float(function.max_value)
+    for name, limit in _LIMITS.items():
+        if function is getattr(keras.activations, name, ""):
             return limit
-    return math.inf if function is None else None
+    return None
 
 
 _LIMITS = {

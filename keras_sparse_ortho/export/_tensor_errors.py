@@ -1,4 +1,4 @@
-"""What each tensor and each kernel of a file of int8 loses, rounded alone; stretches in floats."""
+"""Errors of a file of int8 by tensor, each rounded alone; stretches of operations in floats."""
 
 import contextlib
 import math
@@ -35,14 +35,14 @@ Batch = dict[str, np.ndarray]
 _SHARE = 0.9  # of the error, that a stretch in floats takes away
 # Shares that are tried until a file is good enough.
 _SHARES = (0.0, 0.5, 0.75, _SHARE, 0.97, 0.99, 1.0)
-_LEAST, _LEVELS = -128, 255  # of int8
+_LOWEST, _LEVELS = -128, 255  # of int8
 
 
-class PartError(NamedTuple):
-    """The error of one tensor, or one kernel, that is rounded alone.
+class TensorError(NamedTuple):
+    """The error of one tensor of activations, or one kernel, that is rounded alone.
 
     Attributes:
-        kind: str. "tensor" or "kernel".
+        kind: str. "activations" or "kernel".
         name: str. Its name in the file.
         operations: The places of the operations that write or read it.
         size: int. The entries of a kernel, else 0.
@@ -63,7 +63,7 @@ def named_errors(
     layers: str,
     kernels: Mapping[str, Sequence[np.ndarray]],
 ) -> dict[str, Any]:
-    """The errors of all parts of a file of floats, and of the whole, as JSON has them.
+    """The errors of all tensors of a file of floats, and of all together, as JSON has them.
 
     Args:
         content: bytes. The file.
@@ -76,15 +76,17 @@ def named_errors(
     name_kernels(model, kernels)
     content = write_model(model)
     plan = integer_plan(content, "int8", batches)
-    parts = part_errors(plan, held)
+    errors = tensor_errors(plan, held)
     quantized = in_storage(content, "int8", batches)
-    whole = relative_error(_outputs(quantized, held), _outputs(content, held))
+    file_error = relative_error(
+        _outputs(quantized, held), _outputs(content, held)
+    )
     by_tensor = layers_of_tensors(content, layers)
     rows = []
-    for part in parts:
-        layer = by_tensor.get(part.name, part.name)
-        rows.append([part.kind, layer, part.name, part.error])
-    return {"parts": rows, "whole": whole}
+    for tensor in errors:
+        layer = by_tensor.get(tensor.name, tensor.name)
+        rows.append([tensor.kind, layer, tensor.name, tensor.error])
+    return {"tensors": rows, "file": file_error}
 
 
 def chosen_floats(
@@ -106,14 +108,14 @@ def chosen_floats(
         tolerance: float. The largest root of the relative squared error, if there is one.
     """
     plan = integer_plan(content, storage, batches)
-    parts = part_errors(plan, held)
+    errors = tensor_errors(plan, held)
     operators = plan.model.subgraphs[0].operators
     if tolerance is None:
-        return _outputs_of(plan, _shortest(parts, len(operators), _SHARE))
+        return _outputs_of(plan, _shortest(errors, len(operators), _SHARE))
     expected = _outputs(content, held)
     names: list[str] = []
     for share in _SHARES:
-        names = _outputs_of(plan, _shortest(parts, len(operators), share))
+        names = _outputs_of(plan, _shortest(errors, len(operators), share))
         file = in_storage(content, storage, batches, floats=names)
         error = relative_error(_outputs(file, held), expected)
         if math.sqrt(error) <= tolerance:
@@ -132,37 +134,41 @@ def _outputs_of(plan: IntegerPlan, stretch: range) -> list[str]:
 
 
 def _shortest(
-    parts: Sequence[PartError], operations: int, share: float
+    errors: Sequence[TensorError], operations: int, share: float
 ) -> range:
     """The shortest run of operations that holds a share of the error; then that of least weights.
 
-    A part is in a run if all operations that write or read it are.
+    A tensor is in a run if all operations that write or read it are.
     """
-    total = sum(part.error for part in parts)
-    best = range(operations)
-    least = operations + 1, 0
+    total = sum(tensor.error for tensor in errors)
+    shortest = range(operations)
+    cost = operations + 1, 0
     if share == 0.0 or total == 0.0:
         return range(0)
     for start in range(operations):
-        inside = [part for part in parts if min(part.operations) >= start]
-        inside.sort(key=lambda part: max(part.operations))
+        inside = [
+            tensor for tensor in errors if min(tensor.operations) >= start
+        ]
+        inside.sort(key=lambda tensor: max(tensor.operations))
         error = 0.0
         entries = 0
-        for part in inside:
-            error += part.error
-            entries += part.size
+        for tensor in inside:
+            error += tensor.error
+            entries += tensor.size
             # Sums in another order differ in their last digits.
             if error >= share * total * (1 - 1e-9):
-                stretch = range(start, max(part.operations) + 1)
-                if (len(stretch), entries) < least:
-                    best = stretch
-                    least = len(stretch), entries
+                stretch = range(start, max(tensor.operations) + 1)
+                if (len(stretch), entries) < cost:
+                    shortest = stretch
+                    cost = len(stretch), entries
                 break
-    return best
+    return shortest
 
 
-def part_errors(plan: IntegerPlan, held: Sequence[Batch]) -> list[PartError]:
-    """The error of each part that a plan rounds, in the order of the operations.
+def tensor_errors(
+    plan: IntegerPlan, held: Sequence[Batch]
+) -> list[TensorError]:
+    """The error of each tensor that a plan rounds: kernels, then activations in order.
 
     A tensor that is only moved has the range and the values of the one before: it counts once.
     """
@@ -172,7 +178,7 @@ def part_errors(plan: IntegerPlan, held: Sequence[Batch]) -> list[PartError]:
         id(operator): place for place, operator in enumerate(graph.operators)
     }
     in_floats = {id(operator) for _, operator in plan.in_floats}
-    parts = []
+    errors = []
 
     def measure(
         kind: str, name: str, operators: Sequence[OperatorT], size: int
@@ -181,7 +187,7 @@ def part_errors(plan: IntegerPlan, held: Sequence[Batch]) -> list[PartError]:
             _outputs(write_model(plan.model), held), expected
         )
         touched = tuple(places[id(operator)] for operator in operators)
-        parts.append(PartError(kind, name, touched, size, error))
+        errors.append(TensorError(kind, name, touched, size, error))
 
     for kernel in plan.kernels:
         is_main = id(kernel.operator) in places
@@ -193,8 +199,8 @@ def part_errors(plan: IntegerPlan, held: Sequence[Batch]) -> list[PartError]:
     for index, operators in _tensors(plan, in_floats).items():
         name = name_of(graph.tensors[index])
         with _rounded_tensor(plan, index, plan.ranges[name]):
-            measure("tensor", name, operators, 0)
-    return parts
+            measure("activations", name, operators, 0)
+    return errors
 
 
 def _tensors(
@@ -277,7 +283,7 @@ def _rounded_tensor(
         operator.inputs = [
             rounded if item == index else int(item) for item in indices
         ]
-    # Behind all that writes the tensor, and in front of what reads it.
+    # In front of the first operation that reads the tensor.
     place = operators.index(readers[0])
     graph.operators[place:place] = [
         _conversion(plan, "QUANTIZE", index, integers),
@@ -299,7 +305,7 @@ def _quantization(bounds: Range) -> Any:
     scale = (high - low) / _LEVELS
     quantization = schema.QuantizationParametersT()
     quantization.scale = [scale]
-    quantization.zeroPoint = [round(_LEAST - low / scale)]
+    quantization.zeroPoint = [round(_LOWEST - low / scale)]
     return quantization
 
 
