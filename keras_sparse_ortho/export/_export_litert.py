@@ -286,7 +286,7 @@ def _figures_of(content: bytes) -> dict[str, Any]:
 
 
 def _settings_of(task: Task) -> dict[str, Any]:
-    """How a file was compared, with which ends, and by which versions."""
+    """The rows of a comparison, the ends of the file, and versions."""
     return {
         "sample_rows": len(task.rows.compared[0]),
         "compared_on": task.rows.origin,

@@ -9,14 +9,12 @@ class ChannelClasses:
     def __init__(self) -> None:
         self._parents: list[int] = []
 
-    def __len__(self) -> int:
-        return len(self._parents)
-
     def add(self, count: int) -> np.ndarray:
         """Numbers of new channels, each a class by itself."""
         start = len(self._parents)
-        self._parents.extend(range(start, start + count))
-        return np.arange(start, start + count)
+        numbers = np.arange(start, start + count)
+        self._parents += numbers.tolist()
+        return numbers
 
     def join(self, columns: np.ndarray) -> None:
         """Puts the channels of each column into one class."""
@@ -27,15 +25,14 @@ class ChannelClasses:
 
     def root(self, number: int) -> int:
         """The number that stands for the class of a channel."""
-        path = []
-        while self._parents[number] != number:
-            path.append(number)
-            number = self._parents[number]
-        for child in path:
-            self._parents[child] = number
+        parent = self._parents[number]
+        while parent != number:
+            self._parents[number] = self._parents[parent]
+            number = parent
+            parent = self._parents[number]
         return number
 
     def roots(self) -> np.ndarray:
         """The root of each channel, in the order of their numbers."""
-        count = len(self)
-        return np.fromiter(map(self.root, range(count)), int, count)
+        roots = [self.root(number) for number in self._parents]
+        return np.array(roots, int)
