@@ -1,7 +1,8 @@
 """`equalize`: channels of like ranges, so that one scale of int8 fits all of a tensor."""
 
 import math
-from collections.abc import Sequence
+import operator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -28,6 +29,7 @@ from keras_sparse_ortho.quantization._quantize_aware import is_fused
 
 _MOST = 64.0  # a factor; more takes digits of the next kernel
 _SMALLEST = 1e-6  # share of a tensor's largest value, below which a channel counts as empty
+_ROWS = 16  # of a piece of a batch
 _TOLERANCE = 1e-4  # of the outputs: sums are rounded otherwise
 
 
@@ -140,8 +142,8 @@ def _measured_ranges(
     probe = keras.Model(inputs, tensors)
     ranges: dict[int, ChannelRange] = {}
     with from_zero_states(model), without_gradients():
-        for batch in batches:
-            values = keras.tree.flatten(probe(batch, training=False))
+        for rows in _in_pieces(batches):
+            values = keras.tree.flatten(probe(rows, training=False))
             for tensor, value in zip(tensors, values, strict=True):
                 axis = graph.tensors[id(tensor)].axis
                 by_channel = np.moveaxis(to_numpy(value), axis, 0)
@@ -154,6 +156,15 @@ def _measured_ranges(
                     high = np.maximum(high, before.high)
                 ranges[id(tensor)] = ChannelRange(low, high)
     return ranges
+
+
+def _in_pieces(batches: Sequence[Any]) -> Iterator[Any]:
+    """Batches in pieces of a few rows: the outputs of all layers are there at once."""
+    for batch in batches:
+        count = len(keras.tree.flatten(batch)[0])
+        for start in range(0, count, _ROWS):
+            piece = slice(start, start + _ROWS)
+            yield keras.tree.map_structure(operator.itemgetter(piece), batch)
 
 
 def _rounded_tensors(model: keras.Model) -> set[int]:
