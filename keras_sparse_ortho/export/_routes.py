@@ -312,8 +312,6 @@ class ExportReport(RouteOutcome):
             figures["inputs, outputs"] = ", ".join(self.ends)
         if self.assumed is not None:
             figures["assumed"] = self.assumed
-        if self.cosine is not None:
-            figures["cosine"] = f"{self.cosine:.6f}"
         if self.argmax_agreement is not None:
             figures["same argmax"] = f"{self.argmax_agreement:.1%} of the rows"
         if self.folded:

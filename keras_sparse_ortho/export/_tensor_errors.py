@@ -228,7 +228,7 @@ def _tensors(
         has_integers = any(
             id(operator) not in in_floats for operator in touching
         )
-        if not is_float or not has_integers or not readers.get(index):
+        if not is_float or not has_integers:
             continue
         if name_of(tensor) in plan.ranges and not _is_moved(plan, writer):
             tensors[index] = touching
@@ -266,9 +266,16 @@ def _rounded_kernel(plan: IntegerPlan, kernel: IntegerKernel) -> Iterator[None]:
 def _rounded_tensor(
     plan: IntegerPlan, index: int, bounds: Range
 ) -> Iterator[None]:
-    """A file in which all operations read one tensor in the values of its integers."""
+    """A file in which all that read one tensor get the values of its integers."""
     model = plan.model
     graph = model.subgraphs[0]
+    ends = [
+        output
+        for signature in model.signatureDefs
+        for output in signature.outputs
+        if output.tensorIndex == index
+    ]
+    outputs = list(graph.outputs)
     tensors = list(graph.tensors)
     operators = list(graph.operators)
     readers = [
@@ -283,8 +290,15 @@ def _rounded_tensor(
         operator.inputs = [
             rounded if item == index else int(item) for item in indices
         ]
+    graph.outputs = [
+        rounded if item == index else int(item) for item in outputs
+    ]
+    for end in ends:
+        end.tensorIndex = rounded
     # In front of the first operation that reads the tensor.
-    place = operators.index(readers[0])
+    place = len(operators)
+    if readers:
+        place = operators.index(readers[0])
     graph.operators[place:place] = [
         _conversion(plan, "QUANTIZE", index, integers),
         _conversion(plan, "DEQUANTIZE", integers, rounded),
@@ -294,6 +308,9 @@ def _rounded_tensor(
     finally:
         for operator, indices in zip(readers, inputs, strict=True):
             operator.inputs = indices
+        for end in ends:
+            end.tensorIndex = index
+        graph.outputs = outputs
         graph.tensors = tensors
         graph.operators = operators
 
