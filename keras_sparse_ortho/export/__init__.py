@@ -59,6 +59,7 @@ from keras_sparse_ortho.export._signature import (
     signature_of,
     unique_names,
 )
+from keras_sparse_ortho.export._stretch import TensorError, shortest_stretch
 from keras_sparse_ortho.export._task import Steps as Steps
 from keras_sparse_ortho.export._task import task_of
 from keras_sparse_ortho.export._unread import drop_unread

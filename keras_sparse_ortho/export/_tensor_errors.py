@@ -3,7 +3,7 @@
 import contextlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from ai_edge_litert import schema_py_generated as schema
@@ -28,6 +28,7 @@ from keras_sparse_ortho.export._kernel_names import name_kernels
 from keras_sparse_ortho.export._layer_tensors import layers_of_tensors
 from keras_sparse_ortho.export._marks import Range
 from keras_sparse_ortho.export._ranges import PASS_ON
+from keras_sparse_ortho.export._stretch import TensorError, shortest_stretch
 
 Batch = dict[str, np.ndarray]
 """Inputs by name."""
@@ -36,24 +37,6 @@ _SHARE = 0.9  # of the error, that a stretch in floats takes away
 # Shares that are tried until a file is good enough.
 _SHARES = (0.0, 0.5, 0.75, _SHARE, 0.97, 0.99, 1.0)
 _LOWEST, _LEVELS = -128, 255  # of int8
-
-
-class TensorError(NamedTuple):
-    """The error of one tensor of activations, or one kernel, that is rounded alone.
-
-    Attributes:
-        kind: str. "activations" or "kernel".
-        name: str. Its name in the file.
-        operations: The places of the operations that write or read it.
-        size: int. The entries of a kernel, else 0.
-        error: float. The relative squared error of the outputs.
-    """
-
-    kind: str
-    name: str
-    operations: tuple[int, ...]
-    size: int
-    error: float
 
 
 def named_errors(
@@ -111,11 +94,15 @@ def chosen_floats(
     errors = tensor_errors(plan, held)
     operators = plan.model.subgraphs[0].operators
     if tolerance is None:
-        return _outputs_of(plan, _shortest(errors, len(operators), _SHARE))
+        return _outputs_of(
+            plan, shortest_stretch(errors, len(operators), _SHARE)
+        )
     expected = _outputs(content, held)
     names: list[str] = []
     for share in _SHARES:
-        names = _outputs_of(plan, _shortest(errors, len(operators), share))
+        names = _outputs_of(
+            plan, shortest_stretch(errors, len(operators), share)
+        )
         file = in_storage(content, storage, batches, floats=names)
         error = relative_error(_outputs(file, held), expected)
         if math.sqrt(error) <= tolerance:
@@ -131,38 +118,6 @@ def _outputs_of(plan: IntegerPlan, stretch: range) -> list[str]:
         for index in graph.operators[place].outputs:
             names.append(name_of(graph.tensors[index]))
     return names
-
-
-def _shortest(
-    errors: Sequence[TensorError], operations: int, share: float
-) -> range:
-    """The shortest run of operations that holds a share of the error; then that of least weights.
-
-    A tensor is in a run if all operations that write or read it are.
-    """
-    total = sum(tensor.error for tensor in errors)
-    shortest = range(operations)
-    cost = operations + 1, 0
-    if share == 0.0 or total == 0.0:
-        return range(0)
-    for start in range(operations):
-        inside = [
-            tensor for tensor in errors if min(tensor.operations) >= start
-        ]
-        inside.sort(key=lambda tensor: max(tensor.operations))
-        error = 0.0
-        entries = 0
-        for tensor in inside:
-            error += tensor.error
-            entries += tensor.size
-            # Sums in another order differ in their last digits.
-            if error >= share * total * (1 - 1e-9):
-                stretch = range(start, max(tensor.operations) + 1)
-                if (len(stretch), entries) < cost:
-                    shortest = stretch
-                    cost = len(stretch), entries
-                break
-    return shortest
 
 
 def tensor_errors(

@@ -7,7 +7,12 @@ import numpy as np
 import pytest
 
 import keras_sparse_ortho as kso
-from keras_sparse_ortho.export import export_litert, int8_errors
+from keras_sparse_ortho.export import (
+    TensorError,
+    export_litert,
+    int8_errors,
+    shortest_stretch,
+)
 from tests.export.models import exported
 
 pytestmark = pytest.mark.core
@@ -115,18 +120,16 @@ def test_layers_in_floats_by_name_and_by_themselves(model, tmp_path):
 
 
 def test_the_shortest_stretch():
-    from keras_sparse_ortho.export._tensor_errors import TensorError, _shortest
-
     def item(error, *operations, size=0):
         return TensorError("activations", "", operations, size, error)
 
     parts = [item(1.0, 0, 1), item(5.0, 1, 2), item(4.0, 2), item(0.5, 3, 4)]
-    assert _shortest(parts, 5, 0.8) == range(1, 3)
-    assert _shortest(parts, 5, 0.9) == range(3)
-    assert _shortest(parts, 5, 1.0) == range(5)
-    assert _shortest(parts, 5, 0.0) == range(0)
+    assert shortest_stretch(parts, 5, 0.8) == range(1, 3)
+    assert shortest_stretch(parts, 5, 0.9) == range(3)
+    assert shortest_stretch(parts, 5, 1.0) == range(5)
+    assert shortest_stretch(parts, 5, 0.0) == range(0)
     equal = [item(1.0, 0, size=9), item(1.0, 1, size=3)]
-    assert _shortest(equal, 2, 0.5) == range(1, 2)
+    assert shortest_stretch(equal, 2, 0.5) == range(1, 2)
 
 
 def test_two_ends_and_a_layer_of_two_operations(tmp_path):
