@@ -141,8 +141,8 @@ def export_litert(
         floats: With `"int8"` or `"int4"`: names of layers whose operations stay in floats, or
             `"auto"`, the shortest stretch of operations with nine tenths of the error in it, by the
             table of `int8_errors`; with a `tolerance` the shortest with which the error is that
-            low. It is chosen on the rows to compare on. Kernels in floats take four times the
-            bytes.
+            low. It is chosen on the rows to compare on. Kernels of these operations are
+            stored in float16.
 
     Returns:
         The `ExportReport`: sizes, zeros of each weight, differences, every route tried; its `plot`

@@ -98,6 +98,9 @@ def in_storage(
     if storage == "float16":
         return narrowed(content, "float16")
     plan = integer_plan(content, storage, batches, ends, floats)
+    precise = set()
+    for graph, operator in _writers_of(plan.model, floats, ()):
+        precise |= {name_of(graph.tensors[index]) for index in operator.inputs}
     table = _table(plan.model, plan.kernels, plan.ranges)
     aeq = quantizer.Quantizer(bytearray(write_model(plan.model)), plan.recipe)
     result = aeq.quantize(table or None, enable_progress_report=False)
@@ -107,7 +110,7 @@ def in_storage(
         quantized = with_integer_lstms(quantized, plan.ranges, plan.peaks)
     else:
         quantized = with_dynamic_lstms(quantized)
-    return narrowed(quantized, kind)
+    return narrowed(quantized, kind, precise)
 
 
 def _kind_of(storage: str) -> str:

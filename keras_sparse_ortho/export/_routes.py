@@ -154,8 +154,8 @@ class RouteOutcome(Answering):
         max_abs_diff: float. Largest difference from Keras.
         argmax_agreement: float. Fraction of sample rows whose largest output is Keras', the least
             over outputs of rank 2 with more than one column; None if there is none.
-        cosine: float. Of Keras' outputs and those of the file on all sample rows, the least over
-            outputs.
+        cosine: float. That of Keras' outputs and the file's on all sample rows; of several outputs
+            the least.
         latency_ms: float. Median time of one call; None if it was not measured.
         seconds: float. Spent on converting, and comparing.
         kept: dict. For `+blocks` the kernels that stay dense, with the reason; in files with fused

@@ -174,7 +174,8 @@ def _rounded_tensors(model: keras.Model) -> set[int]:
     end_keys = {id(tensor) for tensor in keras.tree.flatten(ends)}
     rounded = set()
     for call in calls:
-        is_single = len(call.outputs) == 1 and bool(call.inputs)
+        is_layer = isinstance(call.operation, keras.layers.Layer)
+        is_single = is_layer and len(call.outputs) == 1 and bool(call.inputs)
         if not is_single or not is_fused(call, calls, end_keys):
             rounded.update(id(tensor) for tensor in call.outputs)
     return rounded

@@ -78,7 +78,7 @@ BODIES = {
     "concatenation": lambda x: L.Concatenate()([x, L.Conv2D(2, 1)(x)]),
     "PReLU": lambda x: L.PReLU(shared_axes=[1, 2])(L.Conv2D(4, 1)(x)),
     "LeakyReLU": lambda x: L.LeakyReLU()(L.Conv2D(4, 1)(x)),
-    "ReLU6": lambda x: L.ReLU(6.0)(L.Conv2D(4, 1)(3 * x)),
+    "ReLU6": lambda x: L.ReLU(6.0)(L.Conv2D(4, 1)(x)),
     "padding": lambda x: L.AveragePooling2D(2)(L.ZeroPadding2D()(x)),
     "mean": lambda x: L.GlobalAveragePooling2D()(x),
     # These keep the ranges of what they read.
@@ -92,7 +92,7 @@ HELD = ("product", "constant", "layer norm")
 
 def peaks_behind(model, name):
     """The largest magnitude of each channel behind a layer."""
-    probe = keras.Model(model.input, model.get_layer(name).output)
+    probe = keras.Model(model.inputs[0], model.get_layer(name).output)
     values = np.abs(array(probe(IMAGES)))
     return values.reshape(-1, values.shape[-1]).max(0)
 
@@ -144,13 +144,14 @@ def test_relu6_bounds_the_factors():
 def test_training_continues_where_it_was():
     """Batch statistics of scaled inputs give the outputs that they gave before."""
     model = branches(before_norm)
+    model.get_layer("norm").epsilon = 1e-9
     equal = equalize(model, IMAGES)
     norm, moved = model.get_layer("norm"), equal.get_layer("norm")
     assert not np.allclose(array(norm.gamma), array(moved.gamma))
     before, after = (
         array(one(IMAGES, training=True)) for one in (model, equal)
     )
-    assert np.abs(after - before).max() <= 2e-2 * np.abs(before).max()
+    assert np.abs(after - before).max() <= 1e-4 * np.abs(before).max()
 
 
 def test_the_given_model_stays_and_zeros_stay():
