@@ -47,6 +47,7 @@ def real(name: str) -> Subject:
     """A network of `real.py`."""
     import real as networks
 
+    sys.path.append(str(networks.FETCHED))
     training, _ = networks.cached(name, True)
     test, types = networks.cached(name, False)
     return Subject(

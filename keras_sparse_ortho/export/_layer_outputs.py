@@ -26,7 +26,7 @@ def write_layer_outputs(task: Task, path: Path) -> None:
     calls: list[LayerCall] = []
     outputs: list[np.ndarray] = []
     if computes_its_graph(task.model):
-        tensors = []
+        tensors: list[keras.KerasTensor] = []
         numbers: dict[int, int] = {}
         writers: dict[int, int] = {}
         for place, call in enumerate(graph_calls(task.model)):
@@ -58,8 +58,5 @@ def write_layer_outputs(task: Task, path: Path) -> None:
 
 def write_kernels(path: Path, kernels: Mapping[str, np.ndarray]) -> None:
     """Writes kernels by path, which an NPZ file has no names for."""
-    arrays = {
-        f"kernel_{number}": value
-        for number, value in enumerate(kernels.values())
-    }
-    np.savez(path, paths=np.array(json.dumps(list(kernels))), **arrays)
+    header = json.dumps(list(kernels))
+    np.savez(path, np.array(header), *kernels.values())

@@ -46,9 +46,8 @@ def write_calls(
         outputs: The arrays.
         inputs: The batch, by name.
     """
-    arrays = {f"output_{number}": value for number, value in enumerate(outputs)}
-    arrays |= {f"input_{name}": value for name, value in inputs.items()}
-    np.savez(path, calls=np.array(json.dumps(list(calls))), **arrays)
+    header = json.dumps({"calls": list(calls), "inputs": list(inputs)})
+    np.savez(path, np.array(header), *inputs.values(), *outputs)
 
 
 def layers_of_tensors(content: bytes, path: str) -> dict[str, str]:
@@ -106,17 +105,12 @@ class _Match:
         model = read_model(content)
         self.graph = model.subgraphs[0]
         with np.load(path) as arrays:
-            self._calls: list[LayerCall] = json.loads(str(arrays["calls"]))
-            outputs = [
-                np.sort(arrays[f"output_{number}"], axis=None)
-                for call in self._calls
-                for number in call["outputs"]
-            ]
-            inputs = {
-                name.removeprefix("input_"): arrays[name]
-                for name in arrays.files
-                if name.startswith("input_")
-            }
+            header, *values = [arrays[name] for name in arrays.files]
+        contents = json.loads(str(header))
+        self._calls: list[LayerCall] = contents["calls"]
+        names = contents["inputs"]
+        inputs = dict(zip(names, values, strict=False))
+        outputs = [np.sort(value, axis=None) for value in values[len(names) :]]
         self._calls_of_tensor: dict[int, list[int]] = {}
         self._tensors_of_call: dict[int, list[int]] = {}
         for index, value in _values(model, content, inputs).items():
@@ -164,8 +158,10 @@ class _Match:
                 targets |= self._call_in_file(place)
         indices = []
         for index in self._writes:
-            place = self._call_behind(index)
-            if place is not None and targets & set(self._same_calls(place)):
+            call_behind = self._call_behind(index)
+            if call_behind is None:
+                continue
+            if targets & set(self._same_calls(call_behind)):
                 indices.append(index)
         return indices
 

@@ -161,11 +161,9 @@ def measure(
     from keras_sparse_ortho.export._tracing import float_file
 
     with np.load(kernels) as arrays:
-        paths = json.loads(str(arrays["paths"]))
-        by_path = {
-            path: [arrays[f"kernel_{number}"]]
-            for number, path in enumerate(paths)
-        }
+        header, *values = [arrays[name] for name in arrays.files]
+    paths = json.loads(str(header))
+    by_path = {path: [value] for path, value in zip(paths, values, strict=True)}
     return named_errors(
         float_file(path),
         list(_batches(representative, inputs)),

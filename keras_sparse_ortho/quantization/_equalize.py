@@ -172,7 +172,7 @@ def _rounded_tensors(model: keras.Model) -> set[int]:
     calls = graph_calls(model)
     _, ends = graph_ends(model)
     end_keys = {id(tensor) for tensor in keras.tree.flatten(ends)}
-    rounded = set()
+    rounded: set[int] = set()
     for call in calls:
         is_layer = isinstance(call.operation, keras.layers.Layer)
         is_single = is_layer and len(call.outputs) == 1 and bool(call.inputs)
