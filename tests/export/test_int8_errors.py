@@ -87,8 +87,17 @@ def test_the_plot_has_a_bar_for_each_layer(errors):
     assert len(axes.patches) == len(errors.by_layer)
 
 
-def test_equalized_files_lose_less(model, errors, tmp_path):
-    plain = exported(model, tmp_path / "a.tflite", representative_data=IMAGES)
+@pytest.fixture(scope="module")
+def plain(model, tmp_path_factory):
+    """The report of the file without a remedy."""
+    with pytest.MonkeyPatch.context() as patch:
+        if keras.backend.backend() != "tensorflow":
+            patch.setitem(sys.modules, "tensorflow", None)
+        path = tmp_path_factory.mktemp("plain") / "plain.tflite"
+        return exported(model, path, representative_data=IMAGES)
+
+
+def test_equalized_files_lose_less(model, errors, plain, tmp_path):
     equal = exported(
         model, tmp_path / "b.tflite", representative_data=IMAGES, equalize=True
     )
@@ -97,18 +106,17 @@ def test_equalized_files_lose_less(model, errors, tmp_path):
     assert equal.bytes <= plain.bytes + 64
 
 
-def test_layers_in_floats_by_name_and_by_themselves(model, tmp_path):
+def test_layers_in_floats_by_name_and_by_themselves(model, plain, tmp_path):
     data = {"mode": "int8", "representative_data": IMAGES}
-    plain = exported(model, tmp_path / "a.tflite", representative_data=IMAGES)
     named = export_litert(
         model, tmp_path / "b.tflite", floats=["norm", "depthwise"], **data
     )
     kinds = [text.partition(" ")[0] for text in named.in_floats]
     assert kinds == ["CONV_2D", "DEPTHWISE_CONV_2D"]  # "norm" is in "first"
-    assert named.error < 0.5 * plain.error
+    assert named.error < 0.2 * plain.error
     auto = export_litert(model, tmp_path / "c.tflite", floats="auto", **data)
     assert auto.in_floats[-2:] == named.in_floats
-    assert auto.error < 0.5 * plain.error
+    assert auto.error < 0.2 * plain.error
     assert auto.bytes > plain.bytes
     # A file that is good enough needs no floats.
     limit = {"floats": "auto", "tolerance": 1.1 * plain.error}
