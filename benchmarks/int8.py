@@ -170,9 +170,11 @@ def measure(name: str, folder: pathlib.Path) -> list[str]:
             settings = {**settings, "representative_data": subject.calibration}
         else:
             settings = {**settings, "sample": subject.calibration[:64]}
+        if "floats" not in settings:  # which choose by it
+            settings["tolerance"] = 2.0
         start = time.perf_counter()
         try:
-            kso.export_litert(subject.model, path, tolerance=2.0, **settings)
+            kso.export_litert(subject.model, path, **settings)
         except Exception as error:
             print(label, type(error).__name__, str(error)[:200])
             continue
