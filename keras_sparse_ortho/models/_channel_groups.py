@@ -168,8 +168,8 @@ def channel_groups(
     Limits: the constants of channels behind zero padding, which may keep one channel more, are not
     counted here. The `rows` of a SeparableConv are those of its pointwise kernel. The inputs of a
     transposed convolution have no rows, so they stay. JAX has one width for queries and values of
-    attention, so `"<layer>/values"` is no group there. Heads and values are rows of one kernel: a
-    row that belongs to two removed channels counts once.
+    attention, so `"<layer>/values"` is not a group there. Heads and values are rows of one
+    kernel: a row that belongs to two removed channels counts once.
 
     Examples:
         >>> import keras
