@@ -136,7 +136,7 @@ def line_of(
     expected: list[np.ndarray],
     seconds: float,
 ) -> list[str]:
-    """The figures of a file on the rows of the test."""
+    """The figures of a file on the rows of the test; agreement is the least over outputs."""
     actual = as_list(kso.load_litert(path).predict(subject.test))
     error = sum(
         np.sum((a - e) ** 2) for a, e in zip(actual, expected, strict=True)
