@@ -504,7 +504,8 @@ INITIALIZERS: dict[str, Callable[[float | None], Pattern]] = {
 """Initializers of kernels and fixed masks, by name, for a gain:
 
 - base_erk: the usual initializer times a random mask; base_scaled: scaled to the live fan-in;
-  base_orthogonal: a dense orthogonal kernel times a random mask, the baseline of the EOI paper;
+  base_orthogonal: Keras' dense orthogonal kernel, one matrix of all taps, times a random mask; in
+  convolutions the baseline of the EOI paper is an orthogonal convolution instead;
 - ai: a random mask, with values as orthogonal as possible (Lee et al.);
 - eoi_published: exactly orthogonal, `[I | 0]` rotated; eoi_authors: so, as the authors ran networks
   with normalization; eoi_erk: without dead outputs; eoi_auto:

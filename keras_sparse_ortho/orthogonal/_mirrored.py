@@ -29,7 +29,8 @@ _SIDE_COPIES: dict[Mirror, tuple[int, int]] = {
     "outputs": (1, 2),
     "inputs": (2, 1),
 }
-_CANONICAL = KernelLayout(inputs=(-2,), outputs=(-1,), batch=(0, 1))
+CANONICAL = KernelLayout(inputs=(-2,), outputs=(-1,), batch=(0, 1))
+"""The layout of kernels of a canonical shape."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,11 +117,7 @@ class Mirrored(Structure):
         half_shape = self.half_shape(canonical_shape)
         if self.structure is not None:
             return self.copies * self.structure.least(half_shape)
-        return (
-            self.copies
-            * self._matrices(half_shape)
-            * min(self._matrix_shape(half_shape))
-        )
+        return self.copies * self._singular_values(half_shape)
 
     def covering(self, canonical_shape: Sequence[int]) -> int:
         """As many as `H` needs for outputs without zeros; a tall `H` has none."""
@@ -128,7 +125,7 @@ class Mirrored(Structure):
         if self.structure is not None:
             return self.copies * self.structure.covering(half_shape)
         *_, outputs = half_shape
-        covering = self.copies * self._matrices(half_shape) * outputs
+        covering = self.copies * math.prod(half_shape[:2]) * outputs
         return max(covering, self.least(canonical_shape))
 
     def most(self, canonical_shape: Sequence[int]) -> int:
@@ -155,7 +152,7 @@ class Mirrored(Structure):
             half_count / math.prod(half_shape),
             gain=options.gain / math.sqrt(2.0),
             seed=options.rng,
-            layout=_CANONICAL,
+            layout=CANONICAL,
             structure=self.structure,
             start=start,
             taps=self.taps,
@@ -198,7 +195,7 @@ class Mirrored(Structure):
             self.structure,
             gain=gain / math.sqrt(2.0),
             seed=seed,
-            layout=_CANONICAL,
+            layout=CANONICAL,
             dtype=dtype,
         )
         blocks = drawn.blocks
@@ -212,13 +209,29 @@ class Mirrored(Structure):
             inputs_of = np.concatenate([inputs_of, inputs_of], axis=2)
         return RegularBlocks(blocks, inputs_of, canonical_shape)
 
-    def _matrices(self, half_shape: Sequence[int]) -> int:
-        batch, part_count, *_ = half_shape
-        return batch * part_count
+    def squared_norm(self, canonical_shape: Sequence[int]) -> float:
+        """The sum of the squared entries of a kernel of gain 1."""
+        half_shape = self.half_shape(canonical_shape)
+        return self.copies * self._singular_values(half_shape) / 2
 
-    def _matrix_shape(self, half_shape: Sequence[int]) -> tuple[int, int]:
-        """Inputs and outputs of `H` as one matrix, with `taps="all"` of all taps."""
-        _, _, *taps, inputs, outputs = half_shape
+    def _singular_values(self, half_shape: Sequence[int]) -> int:
+        """How many `H` has; with `taps="all"` it is one matrix of all taps."""
+        batch, part_count, *taps, inputs, outputs = half_shape
         if self.taps == "all":
             inputs *= math.prod(taps)
-        return inputs, outputs
+        return batch * part_count * min(inputs, outputs)
+
+
+def without_mirror(canonical: np.ndarray) -> np.ndarray:
+    """The part `H` of a kernel that is mirrored, at the kernel's own gain; else the kernel.
+
+    Args:
+        canonical: array of a canonical shape.
+    """
+    part = canonical
+    for axis in (-2, -1):
+        if part.shape[axis] % 2 == 0:
+            half, negative = np.split(part, 2, axis=axis)
+            if np.array_equal(half, -negative):
+                part = math.sqrt(2.0) * half
+    return part
