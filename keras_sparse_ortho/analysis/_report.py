@@ -337,9 +337,9 @@ def _row(
             else (own_taps,)
         )
         layout = weight.layout or KernelLayout.convolution()
-        part = without_mirror(layout.to_canonical(weight.value))
+        folded = without_mirror(layout.to_canonical(weight.value))
         error = min(
-            orthogonality_error(part, CANONICAL, taps=taps)
+            orthogonality_error(folded, CANONICAL, taps=taps)
             for taps in taps_to_try
         )
     # The layer names its own weights.

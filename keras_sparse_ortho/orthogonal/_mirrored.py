@@ -56,6 +56,12 @@ class Mirrored(Structure):
     structure: Structure | None = None
     taps: str = "center"
 
+    def __str__(self) -> str:
+        form = f"mirrored={self.sides!r}"
+        if self.structure is None:
+            return form
+        return f"{form} of {self.structure}"
+
     @property
     def copies(self) -> int:
         """How often the kernel holds each entry of `H`, with either sign."""
@@ -228,10 +234,10 @@ def without_mirror(canonical: np.ndarray) -> np.ndarray:
     Args:
         canonical: array of a canonical shape.
     """
-    part = canonical
+    folded = canonical
     for axis in (-2, -1):
-        if part.shape[axis] % 2 == 0:
-            half, negative = np.split(part, 2, axis=axis)
+        if folded.shape[axis] % 2 == 0:
+            half, negative = np.split(folded, 2, axis=axis)
             if np.array_equal(half, -negative):
-                part = math.sqrt(2.0) * half
-    return part
+                folded = math.sqrt(2.0) * half
+    return folded
