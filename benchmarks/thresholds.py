@@ -302,7 +302,7 @@ class Learnt(Measurement):
             Test accuracy in percent, mean and standard deviation over seeds; `p`: Welch's test, not
             corrected for the number of rows. Learning rates are tuned for each row on a validation
             split, but in the first table. At an `edge` the chosen rate is the least or the largest
-            of those that were tried: a better one may lie beyond. An asterisk marks densities more
+            rate of its grid: a better one may lie beyond. An asterisk marks densities more
             than a tenth apart from the one that was asked for.
             """
         )

@@ -77,6 +77,10 @@ class _KernelOrder:
     def _walk(self, model: keras.Model) -> None:
         """Notes for each tensor of a graph the kernels that it comes from without another one."""
         for call in graph_calls(model):
+            if (
+                not call.inputs
+            ):  # of a model, known from outside where it is nested
+                continue
             sources = self._sources_of(call.inputs)
             layer = call.operation
             if computes_its_graph(layer):

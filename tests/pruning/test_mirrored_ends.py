@@ -24,6 +24,8 @@ def forms(model):
     """Which side of each kernel is mirrored, by the path of its layer."""
     sides = {}
     for weight in kso.prunable_weights(model):
+        if weight.storage is None:
+            continue
         drawn_by = weight.storage.drawn_by
         sides[weight.path.removesuffix("/kernel")] = drawn_by.mirrored
     return sides
@@ -44,9 +46,9 @@ def test_the_first_and_the_last_kernel_mirror_one_side():
 
 def test_norms_keep_their_size_from_the_first_layer_to_the_head():
     model = kso.sparsify(
-        stack(30, 64), 0.25, "uniform", MIRRORED, seed=0, exclude="head"
+        stack(12, 64), 0.25, "uniform", MIRRORED, seed=0, exclude="head"
     )
-    hidden = keras.Model(model.inputs, model.layers[-2].output)
+    hidden = keras.Model(model.inputs[0], model.layers[-2].output)
     x = np.random.default_rng(0).normal(size=(8, 15)).astype("float32")
     np.testing.assert_allclose(
         np.linalg.norm(array(hidden(x)), axis=1),
@@ -58,7 +60,8 @@ def test_norms_keep_their_size_from_the_first_layer_to_the_head():
 def test_branches_nested_models_and_sums():
     inputs = keras.Input((16,))
     inside = keras.Sequential(
-        [keras.Input((16,)), L.Dense(16, "relu", name="inside")]
+        [keras.Input((16,)), L.Dense(16, "relu", name="inside")],
+        name="nested",
     )
     x = L.Dense(16, "relu", name="stem")(inputs)
     for name in ("a", "b"):
@@ -72,7 +75,7 @@ def test_branches_nested_models_and_sums():
         "stem": "outputs",
         "a": True,
         "b": True,
-        "inside": True,
+        "nested/inside": True,
         "left": "inputs",
         "right": "inputs",
     }
@@ -89,7 +92,7 @@ def test_a_given_side_is_that_of_all_selected_kernels():
     sparse = kso.sparsify(
         stack(), 0.3, initializer=pattern, seed=0, include=["h1", "h2"]
     )
-    assert forms(sparse) == forms(sparse) | {"h1": "outputs", "h2": "outputs"}
+    assert forms(sparse) == {"h1": "outputs", "h2": "outputs"}
 
 
 class Subclassed(keras.Model):
