@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import keras
 import numpy as np
@@ -252,7 +252,7 @@ def _check_gain(gain: float | str) -> float | str:
 def _check_mirrored(mirrored: object) -> Mirror:
     """Returns an argument `mirrored`, or raises a ValueError."""
     if isinstance(mirrored, bool) or mirrored in ("outputs", "inputs"):
-        return cast(Mirror, mirrored)
+        return mirrored
     raise ValueError(
         '`mirrored` must be True, False, "outputs" (a first layer) or "inputs" (a last one). '
         f"Received: mirrored={mirrored!r}"
