@@ -13,7 +13,7 @@ from keras_sparse_ortho._types import Tensor
 from keras_sparse_ortho.initializers import ExactOrthogonal, SparseInitializer
 from keras_sparse_ortho.kernels import PrunableWeight, find_kernels
 
-_Layers = frozenset[int]  # by their ids
+_Kernels = frozenset[int]  # the ids of their variables
 
 
 def mirrored_ends(
@@ -24,8 +24,9 @@ def mirrored_ends(
     """The patterns with `mirrored=True` whose kernels are at an end of a model.
 
     No kernel comes before a first one, which mirrors its outputs alone, and none behind a last
-    one, which mirrors its inputs alone. A kernel that is both is not mirrored. In a model that is
-    no graph the order is not known: all kernels are mirrored on both sides, with a warning.
+    one, which mirrors its inputs alone. A kernel that is both is not mirrored. The order is not
+    known in layers with several kernels, and in a model that is no graph: kernels are mirrored on
+    both sides, with a warning.
 
     Args:
         model: Keras model, or anything else that is no graph.
@@ -38,41 +39,45 @@ def mirrored_ends(
             mirrored[path] = pattern
     if not mirrored:
         return {}
-    if not isinstance(model, keras.Model) or not computes_its_graph(model):
-        warn_user(
-            "It is not known in which order these kernels are called, so all of them are mirrored "
-            "on both sides. Make the first and the last ones sparse in calls of their own, with "
-            '`include` and ExactOrthogonal(mirrored="outputs") or "inputs". '
-            f"Received: {', '.join(map(repr, mirrored))}"
-        )
-        return {}
     order = _KernelOrder(model)
     ends: dict[str, SparseInitializer] = {}
+    unknown = []
     for weight in weights:
-        owner = id(weight.owner)
-        if weight.path not in mirrored or owner not in order.layers:
+        if weight.path not in mirrored:
+            continue
+        kernel = id(weight.variable)
+        if kernel not in order.kernels:
+            unknown.append(repr(weight.path))
             continue
         pattern = mirrored[weight.path]
-        is_first = owner not in order.with_kernel_before
-        is_last = owner not in order.with_kernel_behind
+        is_first = kernel not in order.with_kernel_before
+        is_last = kernel not in order.with_kernel_behind
         if is_first and is_last:
             ends[weight.path] = pattern.but_with(mirrored=False)
         elif is_first:
             ends[weight.path] = pattern.but_with(mirrored="outputs")
         elif is_last:
             ends[weight.path] = pattern.but_with(mirrored="inputs")
+    if unknown:
+        warn_user(
+            "It is not known which kernels come before and behind these, so they are mirrored on "
+            "both sides. Make the first and the last ones sparse in calls of their own, with "
+            '`include` and ExactOrthogonal(mirrored="outputs") or "inputs". '
+            f"Received: {', '.join(unknown)}"
+        )
     return ends
 
 
 class _KernelOrder:
-    """Which layers of a graph have kernels, and other such layers before or behind them."""
+    """The kernels of the layers of a graph that have one each, and where others are around them."""
 
-    def __init__(self, model: keras.Model) -> None:
-        self.layers: set[int] = set()
+    def __init__(self, model: object) -> None:
+        self.kernels: set[int] = set()
         self.with_kernel_before: set[int] = set()
         self.with_kernel_behind: set[int] = set()
-        self._sources: dict[int, _Layers] = {}
-        self._walk(model)
+        self._sources: dict[int, _Kernels] = {}
+        if isinstance(model, keras.Model) and computes_its_graph(model):
+            self._walk(model)
 
     def _walk(self, model: keras.Model) -> None:
         """Notes for each tensor of a graph the kernels that it comes from without another one."""
@@ -94,20 +99,24 @@ class _KernelOrder:
                 ):
                     self._sources[id(outside)] = self._sources_of([inside])
                 continue
-            if isinstance(layer, keras.layers.Layer) and find_kernels(
-                layer, ""
-            ):
-                self.layers.add(id(layer))
+            kernels: _Kernels = frozenset()
+            if isinstance(layer, keras.layers.Layer):
+                kernels = frozenset(
+                    id(kernel.variable) for kernel in find_kernels(layer, "")
+                )
+            if len(kernels) == 1:
+                self.kernels |= kernels
+            if kernels:
                 self.with_kernel_behind |= sources
                 if sources:
-                    self.with_kernel_before.add(id(layer))
-                sources = frozenset([id(layer)])
+                    self.with_kernel_before |= kernels
+                sources = kernels
             for tensor in call.outputs:
                 self._sources[id(tensor)] = sources
 
-    def _sources_of(self, tensors: Sequence[Tensor]) -> _Layers:
+    def _sources_of(self, tensors: Sequence[Tensor]) -> _Kernels:
         """The kernels that any of the tensors comes from without another one."""
-        sources: _Layers = frozenset()
+        sources: _Kernels = frozenset()
         for tensor in tensors:
             sources |= self._sources.get(id(tensor), frozenset())
         return sources

@@ -111,9 +111,24 @@ class Subclassed(keras.Model):
 def test_a_model_that_is_no_graph_is_warned_of():
     model = Subclassed()
     model(np.zeros((1, 16), "float32"))
-    with pytest.warns(UserWarning, match=r"in which order these kernels are"):
+    with pytest.warns(
+        UserWarning,
+        match=r"which kernels come before and behind.*'first/kernel'",
+    ):
         sparse = kso.sparsify(model, 0.3, initializer=MIRRORED, seed=0)
     assert set(forms(sparse).values()) == {True}
+
+
+def test_a_kernel_inside_a_wrapper_is_at_the_place_of_the_wrapper():
+    layers = [
+        L.TimeDistributed(L.Dense(16, "relu"), name="a"),
+        L.Dense(16, "relu", name="b"),
+        L.GlobalAveragePooling1D(),
+        L.Dense(3, name="head"),
+    ]
+    model = keras.Sequential([keras.Input((4, 7)), *layers])
+    sparse = kso.sparsify(model, 0.5, initializer=MIRRORED, seed=0)
+    assert list(forms(sparse).values()) == ["outputs", True, "inputs"]
 
 
 @pytest.mark.parametrize(
