@@ -1,5 +1,6 @@
 """Reports on a model: density, size, FLOPs and orthogonality of its kernels, Jacobian spectrum."""
 
+from keras_sparse_ortho._foreign_names import answer
 from keras_sparse_ortho.analysis._jacobian import jacobian_singular_values
 from keras_sparse_ortho.analysis._orthogonality import orthogonality_error
 from keras_sparse_ortho.analysis._report import SparsityReport, report
@@ -14,3 +15,5 @@ __all__ = [
     "report",
     "sensitivity",
 ]
+
+answer(__name__)
