@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 
 import keras_sparse_ortho as kso
-from keras_sparse_ortho.layers import _block_layer_like
 from tests.grouped_dense import GroupedDense, Guessed, Unregistered
 from tests.helpers import array, on_two_devices
 
@@ -313,15 +312,11 @@ class BlockSparseScores(kso.layers.BlockSparseDense):
 
 
 @pytest.mark.core
-def test_a_users_layer_has_a_form_on_live_blocks(tmp_path, monkeypatch):
+def test_a_users_layer_has_a_form_on_live_blocks(tmp_path):
     model = keras.Sequential([keras.Input((32,)), Scores(16, name="scores")])
     options = {"structure": kso.Block(8, 8), "storage": "blocks"}
     with pytest.warns(UserWarning, match="scores/kernel.*register_layer"):
         kso.prune(model, 0.5, **options)
-    # So that other tests meet the layer without its form.
-    monkeypatch.setattr(
-        _block_layer_like, "_FORMS", {**_block_layer_like._FORMS}
-    )
     layouts = kso.initializers.kernel_layouts.dispatch(L.Dense)
     kso.register_layer(Scores, layouts, blocks=BlockSparseScores)
     pruned = kso.prune(model, 0.5, **options)
