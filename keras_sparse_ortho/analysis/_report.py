@@ -22,10 +22,18 @@ from keras_sparse_ortho._foreign_names import Answering, not_subscriptable
 from keras_sparse_ortho.analysis._orthogonality import orthogonality_error
 from keras_sparse_ortho.analysis._report_table import tables_of
 from keras_sparse_ortho.errors import NotPrunableError
-from keras_sparse_ortho.initializers import SparseInitializer, is_as_drawn
+from keras_sparse_ortho.initializers import (
+    KernelLayout,
+    SparseInitializer,
+    is_as_drawn,
+)
 from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.models import prunable_weights, warn_unless_at_density
-from keras_sparse_ortho.orthogonal import dead_outputs
+from keras_sparse_ortho.orthogonal import (
+    CANONICAL,
+    dead_outputs,
+    without_mirror,
+)
 from keras_sparse_ortho.pruning import why_not_on_blocks
 
 # Modes of `Layer.quantize` that pack and transpose kernels.
@@ -221,7 +229,8 @@ def report(
         model: A built Keras model; wrapped, stripped or dense.
         orthogonality: bool or `"all"`. Whether to compute `orthogonality_error` of the effective
             kernels at their own scale, one matrix product each: for kernels that were drawn
-            orthogonal and not trained since; with `"all"` for every kernel.
+            orthogonal and not trained since; with `"all"` for every kernel. The error of a mirrored
+            kernel `[[H, -H], [-H, H]]` is that of `H`.
         sample: Data as for `fit`, whose inputs fix sizes (pixels, timesteps) that the model leaves
             open; without it the FLOPs of such a model are unknown.
 
@@ -327,8 +336,10 @@ def _row(
             if drawn_by is None and len(weight.shape) > 2
             else (own_taps,)
         )
+        layout = weight.layout or KernelLayout.convolution()
+        folded = without_mirror(layout.to_canonical(weight.value))
         error = min(
-            orthogonality_error(weight.value, weight.layout, taps=taps)
+            orthogonality_error(folded, CANONICAL, taps=taps)
             for taps in taps_to_try
         )
     # The layer names its own weights.

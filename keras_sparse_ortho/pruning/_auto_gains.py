@@ -24,10 +24,11 @@ from keras_sparse_ortho.initializers import (
     SparseInitializer,
     activation_gain,
     layout_for,
+    mirrored_gain,
 )
 from keras_sparse_ortho.kernels import PrunableWeight, find_kernels
 from keras_sparse_ortho.layers import CircularPadding
-from keras_sparse_ortho.orthogonal import least_count
+from keras_sparse_ortho.orthogonal import Mirrored, least_count
 
 Activation = Callable[..., Tensor]
 _NORMALIZATIONS = (
@@ -91,7 +92,7 @@ class AutoGains:
         self._model = model
         self._weights = weights
         self._of_keras = isinstance(model, keras.layers.Layer)
-        self._gains: dict[tuple[int, float], float] = {}
+        self._gains: dict[tuple[int, float, bool], float] = {}
 
     @functools.cached_property
     def _following(self) -> dict[str, _Following]:
@@ -141,8 +142,9 @@ class AutoGains:
         following = self._following[weight.path]
         if following.normalized:
             return pattern.but_with(gain=default_gain(weight, pattern, live))
+        is_mirrored = pattern.mirrored in (True, "outputs")
         gains = [
-            self._gain(weight, activation)
+            self._gain(weight, activation, is_mirrored)
             for activation in following.activations
         ]
         if not gains:
@@ -176,8 +178,14 @@ class AutoGains:
                 f"`include`. Received: {'; '.join(lines)}"
             )
 
-    def _gain(self, weight: PrunableWeight, activation: Activation) -> float:
-        if activation is _linear:
+    def _gain(
+        self,
+        weight: PrunableWeight,
+        activation: Activation,
+        is_mirrored: bool,
+    ) -> float:
+        """The gain of a kernel before an activation, also for mirrored outputs `(u, -u)`."""
+        if activation is _linear and not is_mirrored:
             return 1.0
         bias = getattr(weight.owner, "bias_initializer", None)
         bias_std = 0.0
@@ -186,14 +194,18 @@ class AutoGains:
             and weight.owner.bias is not None
         ):
             bias_std = float(bias.stddev)
-        key = (id(activation), bias_std)
+        key = (id(activation), bias_std, is_mirrored)
         if key not in self._gains:
             try:
-                self._gains[key] = activation_gain(activation, bias_std)
+                if is_mirrored:
+                    gain = mirrored_gain(activation, bias_std)
+                else:
+                    gain = activation_gain(activation, bias_std)
             except ValueError as error:
                 raise ValueError(
                     f"gain='auto' is not possible for the weight {weight.path!r}: {error}"
                 ) from None
+            self._gains[key] = gain
         return self._gains[key]
 
 
@@ -330,13 +342,18 @@ def default_gain(
 ) -> float:
     """The gain that gives a kernel the expected norm of its default one under the same mask.
 
-    With `n` singular values, all `gain`, and the mean square `v` of the layer's own initializer,
-    `gain^2 n = live v`: for Glorot's `gain^2 = 2 density in out / ((in + out) n)`.
+    With the squared norm `n` at gain 1, which is the number of singular values, and the mean square
+    `v` of the layer's own initializer, `gain^2 n = live v`: for Glorot's
+    `gain^2 = 2 density in out / ((in + out) n)`.
     """
     layout = layout_for(weight, pattern)
-    singular_values = least_count(
+    squared_norm: float = least_count(
         weight.shape, layout, pattern.taps or "center"
     )
+    structure = pattern.drawn_structure
+    if isinstance(structure, Mirrored):
+        canonical_shape = layout.canonical_shape(weight.shape)
+        squared_norm = structure.squared_norm(canonical_shape)
     mean_square = _mean_square(weight)
     if not _is_norm(mean_square):
         raise ValueError(
@@ -344,7 +361,7 @@ def default_gain(
             f"gives no norm to keep. Received: initializer={default_initializer(weight)!r}, "
             f"mean square {mean_square}"
         )
-    return math.sqrt(live * mean_square / singular_values)
+    return math.sqrt(live * mean_square / squared_norm)
 
 
 def default_initializer(
