@@ -18,7 +18,10 @@ from keras_sparse_ortho.initializers import (
 from keras_sparse_ortho.kernels import PrunableWeight, Selection, select
 from keras_sparse_ortho.orthogonal import Structure, floored_mask, live_count
 from keras_sparse_ortho.pruning import BudgetLike, draw_kernels, plan_for
-from keras_sparse_ortho.tfmot._tf_keras_internals import tf_keras
+from keras_sparse_ortho.tfmot._tf_keras_internals import (
+    serializing_other_initializers,
+    tf_keras,
+)
 from keras_sparse_ortho.tfmot._weights import (
     Masked,
     TfKerasWeight,
@@ -164,10 +167,11 @@ class PruneWithMask(EffectiveWeightWrapper):
     def get_config(self) -> dict[str, Any]:
         initializers = self._initializers
         if initializers is not None:
-            initializers = [
-                initializer and tf_keras.initializers.serialize(initializer)
-                for initializer in initializers
-            ]
+            with serializing_other_initializers():
+                initializers = [
+                    initializer and tf_keras.initializers.serialize(initializer)
+                    for initializer in initializers
+                ]
         live = [int(state.mask().sum()) for state in self.states] or self._live
         settings = {
             "initializers": initializers,
@@ -316,8 +320,9 @@ def prune_exact_orthogonal(
     """Draws sparse, exactly orthogonal kernels for a tf_keras model, and fixes their masks.
 
     The counterpart of `keras_sparse_ortho.sparsify`, with its arguments and errors; with the same
-    paths and seeds the kernels are those of Keras 3. `model`, `include`, `exclude` and the result
-    are as in `prune_with_mask`. Biases and kernels that are not selected keep their values.
+    paths and seeds the kernels are those of Keras 3, before normalization, too. `model`,
+    `include`, `exclude` and the result are as in `prune_with_mask`. Biases and kernels that are not
+    selected keep their values.
 
     Examples:
         >>> import keras_sparse_ortho as kso
@@ -330,6 +335,6 @@ def prune_exact_orthogonal(
     """
     weights = select_weights(model, include, exclude)
     draws = draw_kernels(
-        weights, weights, density, budget, initializer, structure, seed
+        model, weights, density, budget, initializer, structure, seed
     )
     return _with_masks(model, draws)
