@@ -1,0 +1,99 @@
+"""Schedules inside TFMOT's pruning wrapper, which calls them with its own step."""
+
+import sys
+import traceback
+from typing import NamedTuple, Protocol
+
+from keras_sparse_ortho._types import Tensor
+
+
+class _Schedule(Protocol):
+    """The part of a `Schedule` that is needed here."""
+
+    begin_step: int | float
+    end_step: int | float | None
+    frequency: int | None
+
+    @property
+    def is_resolved(self) -> bool: ...
+
+    def resolved(self, steps: int | None, start: int = 0) -> "_Schedule": ...
+
+    def at(self, step: int) -> float: ...
+
+
+def answer_tfmot(schedule: _Schedule, step: Tensor) -> tuple[Tensor, Tensor]:
+    """Whether TFMOT prunes at a step, and to which sparsity, as tensors of TensorFlow.
+
+    TFMOT counts the update that is about to be made, from 1: its step `s` is `s - 1` here.
+    """
+    import tensorflow as tf
+
+    answer = tf.autograph.experimental.do_not_convert(_answer)
+    return answer(schedule, step)
+
+
+def _answer(schedule: _Schedule, step: Tensor) -> tuple[Tensor, Tensor]:
+    import tensorflow as tf
+
+    plan = _in_steps(schedule)
+    begin = int(plan.begin_step)
+    frequency = plan.frequency or 1
+    step = tf.cast(step, tf.int64)
+    executed = step - 1
+    since = executed - begin
+    is_regular = tf.equal(since % frequency, 0)
+    is_due = (since >= 0) & is_regular
+    if plan.end_step is None:
+        sparsity = 1 - plan.at(begin)
+        return is_due, tf.constant(sparsity, tf.float32)
+    end = int(plan.end_step)
+    moments = [*range(begin, end, frequency), end]
+    sparsities = [1 - plan.at(moment) for moment in moments]
+    # Rounded up, as the last interval may be shorter.
+    number = (since + frequency - 1) // frequency
+    number = tf.clip_by_value(number, 0, len(moments) - 1)
+    is_due &= executed < end
+    is_due |= tf.equal(executed, end)
+    table = tf.constant(sparsities, tf.float32)
+    return is_due, tf.gather(table, number)
+
+
+class _Run(NamedTuple):
+    """A run of `steps` updates, with `start` updates before it."""
+
+    steps: int | None
+    start: int
+
+
+def _in_steps(schedule: _Schedule) -> _Schedule:
+    """The schedule in steps; those of the running `fit` where it is in fractions of a run."""
+    run = _Run(None, 0)
+    if not schedule.is_resolved:
+        run = _running_fit()
+    return schedule.resolved(run.steps, run.start)
+
+
+def _running_fit() -> _Run:
+    """The run of the `fit` of a tf_keras model that traces this call.
+
+    Read from the stack: TFMOT hands a schedule nothing but the step.
+    """
+    import tensorflow as tf
+
+    caller = sys._getframe(1)
+    for frame, _ in traceback.walk_stack(caller):
+        arguments = frame.f_locals
+        callbacks = arguments.get("callbacks")
+        if frame.f_code.co_name != "fit" or not hasattr(callbacks, "params"):
+            continue
+        steps = callbacks.params.get("steps")
+        if not steps:
+            continue
+        epochs = callbacks.params["epochs"]
+        epochs -= arguments.get("initial_epoch", 0)
+        iterations = arguments["self"].optimizer.iterations
+        with tf.init_scope():
+            start = int(iterations.numpy())
+        return _Run(epochs * steps, start)
+    return _Run(None, 0)
