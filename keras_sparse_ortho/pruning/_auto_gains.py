@@ -172,9 +172,8 @@ def _mean_square(weight: PrunableWeight) -> float:
     default = default_initializer(weight)
     if isinstance(default, keras.initializers.VarianceScaling):
         shape: tuple[int, ...] = weight.shape
-        if weight.layout is not None and isinstance(
-            weight.owner, keras.layers.EinsumDense
-        ):
+        kinds = {kind.__name__ for kind in type(weight.owner).__mro__}
+        if weight.layout is not None and "EinsumDense" in kinds:
             # Its fans are those of the equation, not of a convolution's kernel.
             shape = weight.layout.canonical_shape(shape)[2:]
         *taps, rows, columns = shape

@@ -2,6 +2,7 @@
 
 import sys
 import traceback
+import weakref
 from typing import NamedTuple, Protocol
 
 from keras_sparse_ortho._types import Tensor
@@ -37,6 +38,8 @@ def _answer(schedule: _Schedule, step: Tensor) -> tuple[Tensor, Tensor]:
     import tensorflow as tf
 
     plan = _in_steps(schedule)
+    if plan is None:
+        return tf.constant(False), tf.constant(0.0)
     begin = int(plan.begin_step)
     frequency = plan.frequency or 1
     step = tf.cast(step, tf.int64)
@@ -66,12 +69,37 @@ class _Run(NamedTuple):
     start: int
 
 
-def _in_steps(schedule: _Schedule) -> _Schedule:
-    """The schedule in steps; those of the running `fit` where it is in fractions of a run."""
-    run = _Run(None, 0)
-    if not schedule.is_resolved:
-        run = _running_fit()
-    return schedule.resolved(run.steps, run.start)
+# Schedules in fractions of a run, and the same in the steps of their last `fit`.
+_PLANS: weakref.WeakKeyDictionary[_Schedule, _Schedule] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def _in_steps(schedule: _Schedule) -> _Schedule | None:
+    """The schedule in steps; those of the running or last `fit` where it is in fractions of a run.
+
+    `None` while tf_keras only infers shapes, in a graph that is thrown away.
+    """
+    if schedule.is_resolved:
+        return schedule.resolved(None)
+    run = _running_fit()
+    if run.steps is not None:
+        _PLANS[schedule] = schedule.resolved(run.steps, run.start)
+    plan = _PLANS.get(schedule)
+    if plan is None and not _infers_shapes():
+        return schedule.resolved(None)  # which raises
+    return plan
+
+
+def _infers_shapes() -> bool:
+    import tensorflow as tf
+
+    graph = tf.compat.v1.get_default_graph()
+    while graph is not None:
+        if getattr(graph, "name", "").endswith("_scratch_graph"):
+            return True
+        graph = getattr(graph, "outer_graph", None)
+    return False
 
 
 def _running_fit() -> _Run:

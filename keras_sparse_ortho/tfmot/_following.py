@@ -105,7 +105,7 @@ def _layer_of_keras(layer: AnyLayer) -> AnyLayer:
     """The activation layer of Keras 3 that computes what one of tf_keras does."""
     kind = getattr(keras.layers, type(layer).__name__)
     config = layer.get_config()
-    if "alpha" in config:
+    if kind is keras.layers.LeakyReLU:
         config["negative_slope"] = config.pop("alpha")
     config.pop("dtype", None)
     return kind.from_config(config)
