@@ -18,10 +18,7 @@ from keras_sparse_ortho.initializers import (
 from keras_sparse_ortho.kernels import PrunableWeight, Selection, select
 from keras_sparse_ortho.orthogonal import Structure, floored_mask, live_count
 from keras_sparse_ortho.pruning import BudgetLike, draw_kernels, plan_for
-from keras_sparse_ortho.tfmot._tf_keras_internals import (
-    serializing_other_initializers,
-    tf_keras,
-)
+from keras_sparse_ortho.tfmot._tf_keras_internals import tf_keras
 from keras_sparse_ortho.tfmot._weights import (
     Masked,
     TfKerasWeight,
@@ -167,11 +164,12 @@ class PruneWithMask(EffectiveWeightWrapper):
     def get_config(self) -> dict[str, Any]:
         initializers = self._initializers
         if initializers is not None:
-            with serializing_other_initializers():
-                initializers = [
-                    initializer and tf_keras.initializers.serialize(initializer)
-                    for initializer in initializers
-                ]
+            # `initializers.serialize` warns of those that are not tf_keras' own.
+            initializers = [
+                initializer
+                and tf_keras.saving.serialize_keras_object(initializer)
+                for initializer in initializers
+            ]
         live = [int(state.mask().sum()) for state in self.states] or self._live
         settings = {
             "initializers": initializers,

@@ -38,7 +38,9 @@ from keras_sparse_ortho.tfmot._wrapper import EffectiveWeightWrapper
 _FUNCTIONS = {"sigmoid": tf.sigmoid, "exp": tf.exp, "softplus": tf.nn.softplus}
 
 
-_ALMOST_DENSE = 0.99  # of a kernel whose threshold has hardly moved
+# A kernel that nothing has pruned: its density, and how far its `s` has moved.
+_ALMOST_DENSE = 0.9
+_HARDLY_MOVED = 0.5
 
 
 def _shrink(value: Any, threshold: Any) -> Any:
@@ -237,6 +239,7 @@ class PruneWithSoftThreshold(EffectiveWeightWrapper):
             and not state.frozen
             and not float(as_numpy(state.offset))
             and state.mask().mean() > _ALMOST_DENSE
+            and abs(np.mean(as_numpy(state.s)) - self.s_init) < _HARDLY_MOVED
         ]
         if not lines:
             return
