@@ -5,7 +5,7 @@ import traceback
 import weakref
 from typing import NamedTuple, Protocol
 
-from keras_sparse_ortho._types import Tensor
+from keras_sparse_ortho._types import Config, Tensor
 
 
 class _Schedule(Protocol):
@@ -113,12 +113,11 @@ def _running_fit() -> _Run:
     for frame, _ in traceback.walk_stack(caller):
         arguments = frame.f_locals
         callbacks = arguments.get("callbacks")
-        if frame.f_code.co_name != "fit" or not hasattr(callbacks, "params"):
+        params: Config = getattr(callbacks, "params", None) or {}
+        steps = params.get("steps")
+        if frame.f_code.co_name != "fit" or not steps:
             continue
-        steps = callbacks.params.get("steps")
-        if not steps:
-            continue
-        epochs = callbacks.params["epochs"]
+        epochs = params["epochs"]
         epochs -= arguments.get("initial_epoch", 0)
         iterations = arguments["self"].optimizer.iterations
         with tf.init_scope():
