@@ -87,7 +87,7 @@ def register_calls() -> None:
     def _(layer: AnyLayer) -> Role:
         name = operation_name(layer)
         if name is not None:
-            activation = getattr(keras.activations, name, layer)
+            activation: AnyLayer = getattr(keras.activations, name, layer)
             return role_by_name(_OPERATIONS.get(name, name), activation)
         is_of_tf_keras = type(layer).__module__.startswith("tf_keras.")
         role_in_model = role_of_layer(
@@ -96,8 +96,8 @@ def register_calls() -> None:
             is_plain=is_of_tf_keras and not layer.weights,
         )
         if role_in_model.activation is layer:
-            activation = _layer_of_keras(layer)
-            role_in_model = role_in_model._replace(activation=activation)
+            twin = _layer_of_keras(layer)
+            role_in_model = role_in_model._replace(activation=twin)
         return role_in_model
 
 

@@ -100,7 +100,7 @@ class TfKerasWeight(PrunableWeight):
         )
 
     @property
-    def initializer(self) -> object:
+    def initializer(self) -> keras.initializers.Initializer:
         """The initializer of the layer, which no longer counts once a wrapper has a mask."""
         if self.wrapped:
             return None
@@ -126,7 +126,9 @@ class TfKerasWeight(PrunableWeight):
         )
 
 
-def _of_keras(initializer: object) -> object:
+def _of_keras(
+    initializer: keras.initializers.Initializer,
+) -> keras.initializers.Initializer:
     """The initializer of Keras 3 with the name and settings of one of tf_keras, if there is one."""
     name = type(initializer).__name__
     kind = getattr(keras.initializers, name, None)
