@@ -103,7 +103,7 @@ def role_of_layer(
         return Role("unknown")
     name = type(layer).__name__
     if name == "Activation":
-        activation = activation_of(layer)
+        activation: Activation | None = activation_of(layer)
         if activation is IDENTITY:
             activation = None
         return Role("passed", activation)
