@@ -196,7 +196,7 @@ def bench(file: str, threads: int, calls: int, amx: bool = True) -> list[float]:
 
 
 def allocations(file: str) -> str:
-    """What LiteRT Micro's interpreter prints of the memory that an array takes."""
+    """The memory that an array takes, as LiteRT Micro's interpreter prints it."""
     from tflite_micro.python.tflite_micro import runtime
 
     interpreter = runtime.Interpreter.from_file(file, arena_size=_ARENA)

@@ -108,7 +108,7 @@ class MicroReport(ShrinkReport):
         return self.device.reach(trial.micro), trial.lost
 
     def _texts_of_excess(self, figures: MicroFigures) -> list[tuple[str, str]]:
-        """What a file misses of each limit, by the limit."""
+        """A text for each limit: how far a file is above it."""
         texts = []
         for name, excess in self.device.excess(figures).items():
             text = f"misses it by {excess:,} bytes"

@@ -13,7 +13,7 @@ ArenaOf = Callable[[bytes], int]
 
 @dataclasses.dataclass(frozen=True)
 class MicroFigures:
-    """What an array takes on a microcontroller.
+    """The memory that an array takes on a microcontroller, and its operators.
 
     Attributes:
         flash: int. Bytes of the array, with `decode_code` where zeros are packed.
@@ -55,9 +55,9 @@ class Microcontroller:
         }
 
     def figures(self, content: bytes, file: str) -> MicroFigures:
-        """What the array of a file takes, plain or packed: the one nearest to the limits.
+        """The figures of a file's array, plain or packed: of the one nearest to the limits.
 
-        Within the limits that is the one of fewest bytes.
+        Of those within the limits it is the one of fewest bytes.
 
         Args:
             content: bytes. The LiteRT file.

@@ -22,7 +22,6 @@ from keras_sparse_ortho.shrinking._max_drop import (
     max_drop_as_text,
 )
 from keras_sparse_ortho.shrinking._micro_report import (
-    HEADER,
     MicroReport,
     least_loss,
 )
@@ -163,11 +162,7 @@ def shrink(
         max_ram=max_ram,
         decode_code=decode_code,
         arena=arena,
-        others={
-            "max_bytes": max_bytes,
-            "max_ms": max_ms,
-            "prefer": None if prefer == PREFERENCES[0] else prefer,
-        },
+        others=_given_limits(max_bytes, max_ms, prefer),
     )
     max_drop = _checked_drop(max_drop, device)
     limits = _checked_limits(max_bytes, max_ms)
@@ -198,10 +193,10 @@ def shrink(
         report = _report_of(search, taken, examples, file, max_drop, device)
         if taken is None:
             raise _no_file(report, limits)
-        if device is not None and file.suffix == HEADER:
-            report.write(taken, file)
-        else:
+        if device is None:
             _move(search.file_of(taken), file, packed)
+        else:
+            report.write(taken, file)
     return report
 
 
@@ -228,7 +223,7 @@ def _no_file(report: ShrinkReport, limits: Mapping[str, float]) -> ShrinkError:
 
 
 def _move(written: Path, file: Path, packed: bool) -> None:
-    """Moves a LiteRT file to its place, compressed if it is to be packed."""
+    """Moves a LiteRT file to its place, compressed if sizes are under gzip."""
     if packed:
         content = gzip.compress(written.read_bytes(), 6, mtime=0)
         written.write_bytes(content)
@@ -267,6 +262,16 @@ def _report_of(
     if device is None:
         return ShrinkReport(**figures)
     return MicroReport(**figures, device=device)
+
+
+def _given_limits(
+    max_bytes: int | None, max_ms: float | None, prefer: str
+) -> dict[str, object]:
+    """The arguments about files of this machine, by name; `None` by default."""
+    preference = None
+    if prefer != PREFERENCES[0]:
+        preference = prefer
+    return {"max_bytes": max_bytes, "max_ms": max_ms, "prefer": preference}
 
 
 def _checked_limits(
