@@ -235,7 +235,9 @@ class MicroSearch(Search):
                 return
             if costs is not None:
                 choice = costs.widths(1.0, factor)
-                yield choice, costs.share_of_bytes(choice) * dense.flash
+                flash = costs.share_of_bytes(choice) * dense.flash
+                if flash > self._device.max_flash:
+                    yield choice, flash
 
     def _pack_network(
         self,

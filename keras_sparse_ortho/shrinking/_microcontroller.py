@@ -57,7 +57,7 @@ class Microcontroller:
     def figures(self, content: bytes, file: str) -> MicroFigures:
         """The figures of a file's array, plain or packed: of the one nearest to the limits.
 
-        Of those within the limits it is the one of fewest bytes.
+        Within the limits the smallest array counts.
 
         Args:
             content: bytes. The LiteRT file.

@@ -2,7 +2,7 @@
 
 import gzip
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -165,20 +165,16 @@ def shrink(
         others=_given_limits(max_bytes, max_ms, prefer),
     )
     max_drop = _checked_drop(max_drop, device)
-    limits = _checked_limits(max_bytes, max_ms)
+    limits = _checked_limits(max_bytes, max_ms, device)
     seconds = 60.0 * _checked_minutes(minutes)
     _check_preference(prefer)
     say = Steps(verbose)
-    packed = file.name.endswith(".gz")
     stripped = strip(model)
     if device is not None:
         _check_for_micro(stripped, file)
     examples = Examples(model, stripped, data, metric, seed, seconds, max_drop)
     with staging(file.parent, file.name) as folder:
-        make_search: Any = partial(Search, packed=packed, prefer=prefer)
-        if device is not None:
-            make_search = partial(MicroSearch, device=device)
-            limits |= device.limits
+        make_search = _kind_of_search(file, prefer, device)
         search: Search = make_search(
             stripped,
             examples,
@@ -194,7 +190,7 @@ def shrink(
         if taken is None:
             raise _no_file(report, limits)
         if device is None:
-            _move(search.file_of(taken), file, packed)
+            _move(search.file_of(taken), file)
         else:
             report.write(taken, file)
     return report
@@ -222,9 +218,23 @@ def _no_file(report: ShrinkReport, limits: Mapping[str, float]) -> ShrinkError:
     )
 
 
-def _move(written: Path, file: Path, packed: bool) -> None:
-    """Moves a LiteRT file to its place, compressed if sizes are under gzip."""
-    if packed:
+def _kind_of_search(
+    file: Path, prefer: str, device: Microcontroller | None
+) -> Callable[..., Search]:
+    """The search for the kind of file, with the arguments that it alone takes."""
+    if device is not None:
+        return partial(MicroSearch, device=device)
+    return partial(Search, packed=_is_packed(file), prefer=prefer)
+
+
+def _is_packed(file: Path) -> bool:
+    """Whether sizes are under gzip."""
+    return file.name.endswith(".gz")
+
+
+def _move(written: Path, file: Path) -> None:
+    """Moves a LiteRT file to its place, compressed if its name says so."""
+    if _is_packed(file):
         content = gzip.compress(written.read_bytes(), 6, mtime=0)
         written.write_bytes(content)
     os.replace(written, file)
@@ -275,9 +285,13 @@ def _given_limits(
 
 
 def _checked_limits(
-    max_bytes: int | None, max_ms: float | None
-) -> dict[str, float]:
+    max_bytes: int | None,
+    max_ms: float | None,
+    device: Microcontroller | None,
+) -> Mapping[str, float]:
     """The limits that were given, by name."""
+    if device is not None:
+        return device.limits
     limits = {"max_bytes": max_bytes, "max_ms": max_ms}
     return {
         name: check_number(name, limit)
@@ -305,7 +319,7 @@ def _check_preference(prefer: Any) -> None:
 
 def _check_for_micro(model: keras.Model, file: Path) -> None:
     """ValueError for a compressed array, and for a model that assigns variables in a call."""
-    if file.suffix == ".gz":
+    if _is_packed(file):
         raise ValueError(
             "With `target`, `path` must be a header with the C array, *.h, or a LiteRT file, "
             f"*.tflite: a microcontroller reads neither from gzip. Received: path={str(file)!r}"
@@ -329,7 +343,7 @@ def _check_for_micro(model: keras.Model, file: Path) -> None:
 def _best_of(
     trials: Sequence[Trial],
     max_drop: MaxDrop,
-    limits: dict[str, float],
+    limits: Mapping[str, float],
     prefer: str,
     device: Microcontroller | None,
 ) -> Trial | None:
