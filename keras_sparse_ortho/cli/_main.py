@@ -149,8 +149,11 @@ def _shrink(options: argparse.Namespace, console: Any) -> None:
     if isinstance(rows, dict):
         labels = labels if "y" in names else rows.pop("y", labels)
         rows = rows.popitem()[1] if len(rows) == 1 else rows
-    limits = ("max_drop", "max_bytes", "max_ms", "minutes", "metric", "prefer")
-    settings = {name: vars(options)[name] for name in limits}
+    arguments = (
+        *("max_drop", "max_bytes", "max_ms", "minutes", "metric", "prefer"),
+        *("target", "max_flash", "max_ram", "decode_code"),
+    )
+    settings = {name: vars(options)[name] for name in arguments}
     data = rows if labels is None else (rows, labels)
     _show(str(shrink(model, data, options.out, verbose=True, **settings)))
 

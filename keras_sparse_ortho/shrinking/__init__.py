@@ -11,7 +11,7 @@ from keras_sparse_ortho.shrinking._judge import (
     same_class,
 )
 from keras_sparse_ortho.shrinking._micro_report import MicroReport, least_loss
-from keras_sparse_ortho.shrinking._micro_search import MicroSearch
+from keras_sparse_ortho.shrinking._micro_search import MicroCosts, MicroSearch
 from keras_sparse_ortho.shrinking._microcontroller import (
     Microcontroller,
     MicroFigures,

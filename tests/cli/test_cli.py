@@ -469,7 +469,13 @@ def test_options_reach_the_functions(model_file, tmp_path, monkeypatch):
         "minutes": 2.0,
     }
     expected |= {"metric": "closeness", "prefer": "ms"}
-    assert seen == {**expected, "verbose": True}
+    expected |= {"target": None, "max_flash": None, "max_ram": None}
+    assert seen == {**expected, "decode_code": 0, "verbose": True}
+    micro = ["--target", "micro", "--max-flash", "900", "--max-ram", "800"]
+    assert main([*command, *micro, "--decode-code", "70"]) == 0
+    assert seen["target"] == "micro"
+    assert (seen["max_flash"], seen["max_ram"]) == (900, 800)
+    assert (seen["max_drop"], seen["decode_code"]) == (None, 70)
     assert main([*command, "--max-drop", "class=.01, box=.05"]) == 0
     assert seen["max_drop"] == {"class": 0.01, "box": 0.05}
     assert main([*command, "--max-drop", "class=little"]) == 2
