@@ -4,6 +4,7 @@ Arenas are those of a function here; `tests/compat/test_micro.py` asks tflite-mi
 """
 
 import dataclasses
+import importlib.util
 import zlib
 
 import keras
@@ -79,8 +80,11 @@ def test_a_compressed_array_is_refused(tmp_path):
 
 
 def test_without_tflite_micro_the_extra_is_named(tmp_path, monkeypatch):
+    found = importlib.util.find_spec
     monkeypatch.setattr(
-        "keras_sparse_ortho.export._process.is_missing", lambda name: True
+        importlib.util,
+        "find_spec",
+        lambda name: None if name == "tflite_micro" else found(name),
     )
     with pytest.raises(
         ImportError, match=r"arena=.*keras-sparse-ortho\[micro\].*tflite_micro"
