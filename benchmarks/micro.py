@@ -44,6 +44,7 @@ DECODE_CODE = 11_100  # bytes of the operator on Cortex-M4, compiled with -Os
 ARENA = (
     1 << 22
 )  # far too large: with some that are too small, the interpreter crashes
+LAYERS = ("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED")
 CHECKED = 20  # rows on which arrays are compared
 
 
@@ -58,6 +59,7 @@ class Variant:
         lean: bool. Whether inner names and metadata are left out.
         bits: int. The bits of a weight. With 4, filters of convolutions are rounded once more.
         limits: tuple. Flash and RAM, for `kso.shrink(target="micro")`; or none.
+        tables: bool. Whether filters are numbers of entries in look-up tables, by arithmetic.
     """
 
     share: float = 1.0
@@ -66,11 +68,13 @@ class Variant:
     lean: bool = True
     bits: int = 8
     limits: tuple[int, int] | None = None
+    tables: bool = False
 
 
 VARIANTS = {
     "dense, as exported": Variant(lean=False),
     "dense": Variant(),
+    "look-up tables, by arithmetic": Variant(tables=True),
     "4-bit filters": Variant(bits=4),
     "packed at .35": Variant(density=0.35, packed=True),
     "packed at .2": Variant(density=0.2, packed=True),
@@ -186,6 +190,11 @@ class Micro(Measurement):
             return shrunk(which, data)
         path = file_of(which)
         array = array_of(path, variant)
+        if variant.tables:
+            return {
+                "weights": live_weights(trained(which)),
+                "flash": len(array) - saved_by_tables(path),
+            }
         result: Run = {
             "weights": live_weights(trained(which)),
             "filters": filter_bytes(path),
@@ -210,7 +219,7 @@ class Micro(Measurement):
         calls = {}
         for name in self.given.variants:
             variant = VARIANTS[name]
-            if variant.limits is None:
+            if variant.limits is None and not variant.tables:
                 array = array_of(file_of(which | {"variant": name}), variant)
                 calls[name] = call_of(array, data.x_test[:1])
         seconds = interleaved(calls, self.given.rounds, warm_up=3)
@@ -221,7 +230,8 @@ class Micro(Measurement):
         sizes = {}
         for name in self.given.variants:
             variant = VARIANTS[name]
-            if variant.limits is None and variant.bits == 8:
+            is_file = variant.limits is None and not variant.tables
+            if is_file and variant.bits == 8:
                 path = file_of(which | {"variant": name})
                 sizes[name] = vela_bytes(path)
         return sizes
@@ -243,7 +253,9 @@ class Micro(Measurement):
             unpacked filter. us: a call in tflite-micro on this machine (x86, reference kernels),
             median, all arrays of a network in turn, of the first seed. Packed arrays answer as
             their plain files, bit for bit. 4-bit filters: those of convolutions in the dense file,
-            rounded to 15 values without training. Ends are float32, but those of shrink:
+            rounded to 15 values without training. Look-up tables: four bits an entry, with a table
+            of 16 values for each output channel, as Google's tool writes them; by arithmetic,
+            nothing was run. Ends are float32, but those of shrink:
             `kso.shrink(target="micro", max_flash=..., max_ram=...)` of the dense network on its
             training rows, in {given.minutes:g} minutes, with ends in int8 and the least loss on
             held-out rows; the flash counts without the code of Decode. Vela: bytes of the file
@@ -413,6 +425,20 @@ def vela_bytes(path: Path) -> int:
         return file.stat().st_size
 
 
+def saved_by_tables(path: Path) -> int:
+    """Bytes that look-up tables save: half a byte an entry, and 16 for each output channel."""
+    saved = 0
+    model = read_model(path.read_bytes())
+    graph = model.subgraphs[0]
+    for operator in graph.operators:
+        if kind_of(model, operator) in LAYERS:
+            tensor = graph.tensors[operator.inputs[1]]
+            entries = int(np.prod(tensor.shape))
+            table_bytes = 16 * len(tensor.quantization.scale)
+            saved += max(entries // 2 - table_bytes, 0)
+    return saved
+
+
 def in_4_bits(content: bytes) -> bytes:
     """A file whose filters of convolutions are rounded to -7 ... 7, two in a byte."""
     from ai_edge_litert import schema_py_generated as schema
@@ -516,19 +542,23 @@ def table(members: list[Run]) -> str:
             continue
         flash = statistics.mean(column(lines, "flash"))
         weights = statistics.mean(column(lines, "weights"))
-        accuracies = column(lines, "accuracy")
-        spread = ""
+        accuracies = [line["accuracy"] for line in lines if "accuracy" in line]
+        arenas = [line["arena"] for line in lines if "arena" in line]
+        accuracy, spread, arena = "", "", ""
+        if accuracies:
+            accuracy = f"{statistics.mean(accuracies):.1f}"
+            arena = f"{statistics.mean(arenas):,.0f}"
         if len(accuracies) > 1:
             spread = f"{statistics.stdev(accuracies):.1f}"
         code = DECODE_CODE * (variant.packed or "Decode" in operators_of(lines))
         row = [
             name,
             f"{weights:,.0f}",
-            f"{statistics.mean(accuracies):.1f}",
+            accuracy,
             spread,
             f"{flash:,.0f}",
             f"{flash + code:,.0f}",
-            f"{statistics.mean(column(lines, 'arena')):,.0f}",
+            arena,
             f"{times[name]:.0f}" if name in times else "",
             f"{sizes[name]:,}" if name in sizes else "",
         ]

@@ -38,6 +38,9 @@ from keras_sparse_ortho.shrinking._shrink_report import Trial
 
 _ROUTE = "int8"
 _FITTINGS = 8  # networks that are narrowed to find the widest one
+_FITTING_SHARE = (
+    0.5  # of the time, for these if one of them fits; the rest trains it
+)
 _NEAR_ENOUGH = 1.08  # between a cost that fits and one that does not
 _BELOW = 0.95  # of the cost that the last file suggests
 _STEP = 0.9  # the largest step down, where it suggests less
@@ -153,7 +156,8 @@ class MicroSearch(Search):
         reaches: dict[tuple[tuple[str, int], ...], float] = {}
         fitting, too_large, scale = 0.0, math.inf, 1.0
         while len(reaches) < _FITTINGS:
-            if self._is_late():
+            is_long = self._say() > _FITTING_SHARE * self._seconds
+            if self._is_late() or (is_long and widest is not None):
                 self.untried.append("other widths")
                 break
             choice = costs.widths(scale)
