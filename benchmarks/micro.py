@@ -259,8 +259,8 @@ class Micro(Measurement):
             `kso.shrink(target="micro", max_flash=..., max_ram=...)` of the dense network on its
             training rows, in {given.minutes:g} minutes, with ends in int8 and the least loss on
             held-out rows; the flash counts without the code of Decode. Vela: bytes of the file
-            that Arm's compiler makes of the plain file for Ethos-U55-128, first seed. Means of
-            {count_of_seeds(lines)} seeds; +-: the standard deviation of the accuracy.
+            that Arm's compiler makes of the plain file for Ethos-U55-128, first seed. Means and
+            standard deviations of {seeds_of(lines)} seeds.
             """
         )
         for network, title in TITLES.items():
@@ -381,9 +381,15 @@ def accuracy_of(outputs: np.ndarray, data: Dataset) -> float:
     return 100 * float(np.mean(answers == data.y_test))
 
 
-def count_of_seeds(lines: list[Run]) -> int:
-    """The number of seeds that all rows have at least one run of."""
-    return len({line["seed"] for line in lines})
+def seeds_of(lines: list[Run]) -> str:
+    """The number of seeds of the rows: of all, or from the least to the most."""
+    counts = set()
+    for runs in groups(lines, "network", "variant").values():
+        if runs[0]["variant"] in VARIANTS:
+            counts.add(len({run["seed"] for run in runs}))
+    if len(counts) == 1:
+        return str(counts.pop())
+    return f"{min(counts)} to {max(counts)}"
 
 
 def shrunk(which: Run, data: Dataset) -> Run:
@@ -544,18 +550,17 @@ def table(members: list[Run]) -> str:
         weights = statistics.mean(column(lines, "weights"))
         accuracies = [line["accuracy"] for line in lines if "accuracy" in line]
         arenas = [line["arena"] for line in lines if "arena" in line]
-        accuracy, spread, arena = "", "", ""
+        accuracy, arena = "", ""
         if accuracies:
             accuracy = f"{statistics.mean(accuracies):.1f}"
             arena = f"{statistics.mean(arenas):,.0f}"
         if len(accuracies) > 1:
-            spread = f"{statistics.stdev(accuracies):.1f}"
+            accuracy += f" +- {statistics.stdev(accuracies):.1f}"
         code = DECODE_CODE * (variant.packed or "Decode" in operators_of(lines))
         row = [
             name,
             f"{weights:,.0f}",
             accuracy,
-            spread,
             f"{flash:,.0f}",
             f"{flash + code:,.0f}",
             arena,
@@ -567,7 +572,6 @@ def table(members: list[Run]) -> str:
         "array",
         "live weights",
         "accuracy [%]",
-        "+-",
         "flash",
         "with Decode",
         "arena",
