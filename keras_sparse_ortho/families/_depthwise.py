@@ -6,13 +6,12 @@ import keras
 import numpy as np
 
 from keras_sparse_ortho._values import to_numpy
-from keras_sparse_ortho.calibration import as_matrices
 from keras_sparse_ortho.families._convolution import (
     ConvolutionRows,
     output_pixels,
 )
 from keras_sparse_ortho.families._register_layer import register_layer
-from keras_sparse_ortho.kernels import KernelLayout
+from keras_sparse_ortho.kernels import KernelLayout, as_matrices
 from keras_sparse_ortho.layers import is_elementwise
 from keras_sparse_ortho.models import (
     ChannelCall,
