@@ -144,7 +144,9 @@ class MicroSearch(Search):
             trial = Trial(name, route, reason=shortly(error))
         else:
             seconds = time.monotonic() - start
-            trial = dataclasses.replace(trial, micro=figures, seconds=seconds)
+            trial = dataclasses.replace(
+                trial, micro=figures, bytes=figures.flash, seconds=seconds
+            )
         self.trials[-1] = trial
         return trial
 

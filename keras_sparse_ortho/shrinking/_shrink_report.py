@@ -37,7 +37,8 @@ class Trial(Answering):
             gradually".
         route: str. The route of the file, such as "dynamic_int8".
         score: On the held examples; `low` and `high` are its 95% interval.
-        bytes, gzip_bytes: int. Size of the file, and under gzip.
+        bytes, gzip_bytes: int. Size of the file, and under gzip; with `target="micro"` `bytes` is
+            the flash.
         ms: float. Median time of one call with one example, on one thread of this machine.
         seconds: float. From the dense model to the file.
         reason: Why there is no file; then the figures are infinite, or nan.

@@ -414,6 +414,15 @@ def test_wrong_minutes_end_in_one_line(minutes, model_file, tmp_path, capsys):
     assert "`--minutes` must be" in one_line(capsys)
 
 
+def test_microcontrollers_need_a_limit(model_file, tmp_path, capsys):
+    rows = tmp_path / "rows.npy"
+    np.save(rows, np.ones((40, 32), "float32"))
+    options = ["--data", str(rows), "--out", str(tmp_path / "m.h")]
+    options += ["--target", "micro", "--minutes=0"]
+    assert main(["shrink", str(model_file), *options]) == 2
+    assert "`--max-flash` and `--max-ram`" in one_line(capsys)
+
+
 def test_rows_of_another_shape_end_in_one_line(model_file, tmp_path, capsys):
     rows = tmp_path / "rows.npy"
     np.save(rows, np.random.default_rng(0).normal(size=(40, 31)))

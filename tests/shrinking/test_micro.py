@@ -417,7 +417,7 @@ def test_a_dense_file_within_the_limits_is_enough(tmp_path):
     text = path.read_text()
     body = text.partition("[] = {")[2].partition("}")[0]
     assert bytes(map(int, body.split(",")[:-1])) == arrays[0]
-    assert report.taken.micro.flash == len(arrays[0])
+    assert report.taken.micro.flash == len(arrays[0]) == report.taken.bytes
     graph = read_model(arrays[0]).subgraphs[0]
     kinds = {graph.tensors[k].type for k in (*graph.inputs, *graph.outputs)}
     assert kinds == {9}  # int8
