@@ -106,14 +106,13 @@ class MicroSearch(Search):
         dense = self._try("dense", self._model, _ROUTE, time.monotonic())
         if dense.micro is None or self._fits(dense) or self._seconds <= 0:
             return
+        costs: MicroCosts | None = None
         table = self._width_table()
         if table is not None:
             costs = MicroCosts(self._model, table, dense.micro, self._device)
             widest = self._widest(table, costs)
             if widest is not None:
                 self._train(widest)
-        else:
-            costs = None
         if self._device.max_flash is not None:
             self._pack(dense.micro, table, costs)
 
