@@ -55,7 +55,7 @@ from keras_sparse_ortho.parametrizations import (
 )
 from keras_sparse_ortho.parametrizations import MagnitudeMask as MagnitudeMask
 from keras_sparse_ortho.parametrizations import SoftThreshold as SoftThreshold
-from keras_sparse_ortho.quantization import quantize_aware
+from keras_sparse_ortho.quantization import equalize, quantize_aware
 
 if TYPE_CHECKING:
     from keras_sparse_ortho import analysis as analysis
@@ -72,7 +72,11 @@ if TYPE_CHECKING:
     from keras_sparse_ortho.budgets import Budget
     from keras_sparse_ortho.calibration import restore_statistics, widths
     from keras_sparse_ortho.callbacks import finish
-    from keras_sparse_ortho.export import export_litert, load_litert
+    from keras_sparse_ortho.export import (
+        export_litert,
+        int8_errors,
+        load_litert,
+    )
     from keras_sparse_ortho.pruning import (
         apply_masks,
         narrow,
@@ -97,8 +101,10 @@ __all__ = [
     "apply_masks",
     "channel_groups",
     "convert",
+    "equalize",
     "export_litert",
     "finish",
+    "int8_errors",
     "load_litert",
     "narrow",
     "parametrize",
@@ -128,7 +134,7 @@ _LOADED_LATER = {
     "budgets": ("Budget",),
     "calibration": ("restore_statistics", "widths"),
     "callbacks": ("finish",),
-    "export": ("export_litert", "load_litert"),
+    "export": ("export_litert", "int8_errors", "load_litert"),
     "pruning": ("apply_masks", "narrow", "parametrize", "prune", "sparsify"),
     "recovery": (),
     "saliency": (),

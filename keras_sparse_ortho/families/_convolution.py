@@ -60,6 +60,14 @@ class Transposed(Linear):
         )
         return tracer.make(self.layer.name, self.kernel.shape[-1])
 
+    def rescaled(
+        self,
+        inputs: np.ndarray,
+        outputs: np.ndarray,
+    ) -> list[np.ndarray]:
+        [kernel, *bias] = super().rescaled(inputs, outputs)
+        return [np.swapaxes(kernel, -1, -2), *bias]
+
 
 class ConvolutionRows(Rows):
     """The inputs of the kernel at each position: `(groups, positions, taps * channels)`."""

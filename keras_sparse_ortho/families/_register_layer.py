@@ -87,8 +87,8 @@ def register_layer(
 
     with `x` and `y` divided along their last axis into a part for each matrix `K_m`.
 
-    Raises TypeError for a `kind` that is no class of layers, and for other answers. Then nothing is
-    registered.
+    Raises TypeError for a `kind` that is not a class of layers, and for other answers. Then nothing
+    is registered.
 
     Limits: the layer should multiply by its kernels in `call` alone, and read them as attributes,
     since wrappers replace their values there.
