@@ -210,7 +210,7 @@ def _checked_drop(
 
 def _no_file(report: ShrinkReport, limits: Mapping[str, float]) -> ShrinkError:
     """The error where no file is within the limits."""
-    texts = [f"{name}={limit:g}" for name, limit in limits.items()]
+    texts = [f"{name}={limit:.10g}" for name, limit in limits.items()]
     if report.max_drop != _ANY_DROP:
         texts.insert(0, f"max_drop={max_drop_as_text(report.max_drop)}")
     return ShrinkError(
