@@ -50,6 +50,16 @@ _LEAST_DENSITY = 0.05
 _SAVED = 7 / 8  # bytes of a zero, without its bit in the mask
 _ADDED = 160  # bytes of the operator and the tensors of a packed filter
 _PACKINGS = 2  # densities that are tried for one network
+_BEYOND = 1.1  # times the entries that the last file had too many
+# Layers whose kernels `c_array` leaves dense, or that are too small to be packed.
+_DENSE_LAYERS = (
+    keras.layers.DepthwiseConv1D,
+    keras.layers.DepthwiseConv2D,
+    keras.layers.Embedding,
+    keras.layers.LSTMCell,
+    keras.layers.GRUCell,
+    keras.layers.SimpleRNNCell,
+)
 _TRAINING_SHARE = 1 / 6  # of the time, for one training
 _MOST_PASSES = 20
 _FEWEST_ROWS = 500  # to train on: the networks are small
@@ -255,7 +265,9 @@ class MicroSearch(Search):
         assert self._device.max_flash is not None
         limit = self._device.max_flash - self._device.decode_code
         sizes = [weight.size for weight in _packable(make())]
-        entries = max(sum(sizes), 1)
+        entries = sum(sizes)
+        if not entries:
+            return
         saved = flash + _ADDED * len(sizes) - limit
         density = min(_SAVED - saved / entries, _HIGHEST_DENSITY)
         name = "dense"
@@ -274,15 +286,13 @@ class MicroSearch(Search):
             )
             if trial.micro is None:
                 return
-            excess = self._device.excess(trial.micro)
             if self._fits(trial):
                 self._train(Attempt(trial, make_pruned, choice))
                 return
-            density = min(density, _HIGHEST_DENSITY) - (
-                1.1 * excess["max_flash"] / entries
-            )
-            if not excess["max_flash"]:  # of the arena alone
+            excess = self._device.excess(trial.micro)["max_flash"]
+            if not excess:  # but too large an arena
                 return
+            density -= _BEYOND * excess / entries
 
     def _same_model(self) -> keras.Model:
         return self._model
@@ -290,7 +300,7 @@ class MicroSearch(Search):
     def _pruned_network(
         self, make: "partial[keras.Model]", density: float
     ) -> keras.Model:
-        """A network pruned at once, but for depthwise kernels: these are too small to be packed."""
+        """A network pruned at once, but for kernels that are not packed."""
         network = make()
         data = (self._examples.calibration,)
         with without_warnings():
@@ -388,6 +398,6 @@ def _packable(model: keras.Model) -> list[PrunableWeight]:
     """The kernels that are pruned to be packed."""
     kernels = []
     for weight in prunable_weights(model):
-        if not isinstance(weight.owner, keras.layers.DepthwiseConv2D):
+        if not isinstance(weight.owner, _DENSE_LAYERS):
             kernels.append(weight)
     return kernels

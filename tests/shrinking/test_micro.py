@@ -353,9 +353,7 @@ class Estimated(MicroSearch):
         return self.trials[-1], None
 
 
-def searched(tmp_path, max_flash, max_ram):
-    """The trials of the search for widths."""
-    model = dense_network()
+def search_of(model, tmp_path, max_flash, max_ram):
     examples = object.__new__(Examples)
     examples.calibration = np.random.default_rng(0).normal(size=(64, 8))
     device = Microcontroller(max_flash, max_ram, arena=len)
@@ -369,7 +367,15 @@ def searched(tmp_path, max_flash, max_ram):
         max_drop=1.0,
         seed=0,
     )
-    table = kso.widths(model, examples.calibration)
+    return search, device
+
+
+def searched(tmp_path, max_flash, max_ram):
+    """The trials of the search for widths."""
+    model = dense_network()
+    search, device = search_of(model, tmp_path, max_flash, max_ram)
+    rows = np.random.default_rng(0).normal(size=(64, 8))
+    table = kso.widths(model, rows)
     costs = MicroCosts(model, table, MicroFigures(3656, 196, {}), device)
     return search, search._widest(table, costs), device
 
@@ -395,6 +401,25 @@ def test_where_nothing_fits_the_narrowest_network_is_tried(tmp_path):
     search, widest, _ = searched(tmp_path, 1100, None)
     assert widest is None
     assert search.trials[-1].widths == {"a": 8, "b": 8}
+
+
+def test_dense_networks_are_pruned_to_the_density_at_which_they_fit(tmp_path):
+    dense = MicroFigures(3656, 196, {})
+    entries = 8 * 64 + 64 * 32 + 32 * 3
+    # An entry takes a bit and its share of bytes, each of the three kernels 160 bytes more.
+    saved = (1 - 1 / 8 - 0.3) * entries - 3 * 160
+    limit = round(3656 - saved)
+    search, _ = search_of(dense_network(), tmp_path, limit, None)
+    search._pack(dense, None, None)
+    assert search.trials[0].name == "dense, density 0.3"
+    # So few bytes take no density.
+    search, _ = search_of(dense_network(), tmp_path, 1300, None)
+    search._pack(dense, None, None)
+    assert search.trials == []
+    # Filters do not become smaller in the arena.
+    search, _ = search_of(dense_network(), tmp_path, limit, 100)
+    search._pack(dense, None, None)
+    assert search.trials == []
 
 
 # --- whole calls ------------------------------------------------------------------------------
