@@ -71,6 +71,7 @@ class Variant:
     tables: bool = False
 
 
+DENSE = Variant()
 VARIANTS = {
     "dense, as exported": Variant(lean=False),
     "dense": Variant(),
@@ -253,16 +254,27 @@ class Micro(Measurement):
             unpacked filter. us: a call in tflite-micro on this machine (x86, reference kernels),
             median, all arrays of a network in turn, of the first seed. Packed arrays answer as
             their plain files, bit for bit. 4-bit filters: those of convolutions in the dense file,
-            rounded to 15 values without training. Look-up tables: four bits an entry, with a table
-            of 16 values for each output channel, as Google's tool writes them; by arithmetic,
-            nothing was run. Ends are float32, but those of shrink:
+            rounded to 15 values without training. Ends are float32, but those of shrink:
             `kso.shrink(target="micro", max_flash=..., max_ram=...)` of the dense network on its
             training rows, in {given.minutes:g} minutes, with ends in int8 and the least loss on
-            held-out rows; the flash counts without the code of Decode. Vela: bytes of the file
-            that Arm's compiler makes of the plain file for Ethos-U55-128, first seed. Means
-            over seeds, with the standard deviation of the accuracy.
+            held-out rows; the flash counts without the code of Decode. Means over seeds, with
+            the standard deviation of the accuracy; times of one seed, measured by themselves.
             """
         )
+        if any(VARIANTS.get(line["variant"], DENSE).tables for line in lines):
+            text += sentences(
+                """
+                Look-up tables: four bits an entry, with a table of 16 values for each output
+                channel, as Google's tool writes them; by arithmetic, nothing was run.
+                """
+            )
+        if matching(lines, variant="vela"):
+            text += sentences(
+                """
+                Vela: bytes of the file that Arm's compiler makes of the plain file for
+                Ethos-U55-128, first seed.
+                """
+            )
         for network, title in TITLES.items():
             members = matching(lines, network=network)
             if members:
@@ -560,7 +572,7 @@ def table(members: list[Run]) -> str:
             f"{times[name]:.0f}" if name in times else "",
             f"{sizes[name]:,}" if name in sizes else "",
         ]
-        rows.append(row)
+        rows.append(row if sizes else row[:-1])
     header = [
         "array",
         "seeds",
@@ -572,7 +584,7 @@ def table(members: list[Run]) -> str:
         "us",
         "Vela",
     ]
-    return markdown(header, rows)
+    return markdown(header if sizes else header[:-1], rows)
 
 
 if __name__ == "__main__":
