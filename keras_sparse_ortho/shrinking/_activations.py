@@ -42,7 +42,7 @@ class Activations:
         self._makers: list[tuple[ChannelGroup, ...]] = []
         self._places: dict[int, int] = {}  # the tensor of Keras' one, by `id`
         calls = graph_calls(model)
-        births = []  # the call that makes each tensor
+        births: list[int] = []  # the call that makes each tensor
         for number, call in enumerate(calls):
             self._add(call, groups)
             count = len(self._sizes) - len(births)

@@ -428,7 +428,10 @@ class Search:
             seconds = min(
                 _TRAINING_SHARE * self._seconds, self._seconds - self._say()
             )
-            options = {"learning_rate": _LOW_RATE, "seed": self._seed}
+            options: dict[str, Any] = {
+                "learning_rate": _LOW_RATE,
+                "seed": self._seed,
+            }
             training = self._examples.to_train(seconds, _PASSES, **options)
             if not training:
                 training = self._examples.to_train(seconds, 1, **options)
