@@ -164,7 +164,7 @@ class PruneWithMask(EffectiveWeightWrapper):
     def get_config(self) -> dict[str, Any]:
         initializers = self._initializers
         if initializers is not None:
-            # `initializers.serialize` warns of those that are not tf_keras' own.
+            # `initializers.serialize` warns of initializers that are not tf_keras' own.
             initializers = [
                 initializer
                 and tf_keras.saving.serialize_keras_object(initializer)
