@@ -1268,6 +1268,7 @@ class Shrunk(Measurement):
                 if trial.reason is None
             ],
             "seconds": round(time.monotonic() - start),
+            "minutes": given.minutes,
         }
         times = _times(name, [*lines], tested[:1], given.seconds)
         for (file, line), milliseconds in zip(
@@ -1303,8 +1304,7 @@ class Shrunk(Measurement):
     def report(self, lines: list[Run]) -> str:
         text = "# Trained networks, shrunk by one call\n\n" + sentences(
             f"""
-            {machine()}. `shrink` had inputs, no labels, and {self.given.minutes:g} minutes at most.
-            Lost: points of expected accuracy of classes, and of the closeness of other outputs, the
+            {machine()}. `shrink` had inputs, no labels, and minutes as shown at most. Lost: points of expected accuracy of classes, and of the closeness of other outputs, the
             most of several outputs, on rows of other origin than all that made the files. Accuracy:
             of rows whose label is known. Bytes are as stored; ms: median of one call with one
             row on one thread, all files of a network in turn. The ratios are to dense int8.
@@ -1312,7 +1312,7 @@ class Shrunk(Measurement):
         )
         header = ["network", "file", "model", "classes lost", "values lost"]
         header += ["agreement", "accuracy", "dense accuracy"]
-        header += ["bytes", "bytes of int8", "ms", "ms of int8", "s"]
+        header += ["bytes", "bytes of int8", "ms", "ms of int8", "s", "minutes"]
         latest = last_of_each(lines, "network", "how", "rival")
         rows = []
         for line in latest.values():
@@ -1334,7 +1334,8 @@ class Shrunk(Measurement):
                 f"{line['bytes'] / int8['bytes']:.2f}",
             ]
             row += [f"{line['ms']:.3g}", f"{line['ms'] / int8['ms']:.2f}"]
-            rows.append([*row, str(line["seconds"])])
+            minutes = f"{line['minutes']:g}" if "minutes" in line else "-"
+            rows.append([*row, str(line["seconds"]), minutes])
         text += "\n\n" + markdown(header, rows) + "\n"
         for line in matching(latest.values(), how="shrink"):
             text += (

@@ -302,7 +302,7 @@ class ShrinkReport(Answering):
         return words
 
     def _words_on_the_next(self, taken: Trial) -> list[str]:
-        """What the next larger loss would give, where the limit is one number."""
+        """The file that a larger loss would allow, where the limit is one number."""
         if not isinstance(self.max_drop, float | int):
             return []
         smaller = [
