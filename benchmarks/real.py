@@ -1304,10 +1304,11 @@ class Shrunk(Measurement):
     def report(self, lines: list[Run]) -> str:
         text = "# Trained networks, shrunk by one call\n\n" + sentences(
             f"""
-            {machine()}. `shrink` had inputs, no labels, and minutes as shown at most. Lost: points of expected accuracy of classes, and of the closeness of other outputs, the
-            most of several outputs, on rows of other origin than all that made the files. Accuracy:
-            of rows whose label is known. Bytes are as stored; ms: median of one call with one
-            row on one thread, all files of a network in turn. The ratios are to dense int8.
+            {machine()}. `shrink` had inputs, no labels, and minutes as shown at most. Lost: points of
+            expected accuracy of classes, and of the closeness of other outputs, the most of several
+            outputs, on rows of other origin than all that made the files. Accuracy: of rows whose
+            label is known. Bytes are as stored; ms: median of one call with one row on one thread,
+            all files of a network in turn. The ratios are to dense int8.
             """
         )
         header = ["network", "file", "model", "classes lost", "values lost"]
