@@ -1304,7 +1304,7 @@ class Shrunk(Measurement):
     def report(self, lines: list[Run]) -> str:
         text = "# Trained networks, shrunk by one call\n\n" + sentences(
             f"""
-            {machine()}. `shrink` had inputs, no labels, and minutes as shown at most. Lost: points of
+            {machine()}. `shrink` had inputs, no labels, and the minutes shown. Lost: points of
             expected accuracy of classes, and of the closeness of other outputs, the most of several
             outputs, on rows of other origin than all that made the files. Accuracy: of rows whose
             label is known. Bytes are as stored; ms: median of one call with one row on one thread,
