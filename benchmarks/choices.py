@@ -84,8 +84,8 @@ class Untuned(Measurement):
         KERAS_BACKEND=jax python benchmarks/choices.py untuned [--networks digits_cnn] [--seeds 5]
 
     Every network trains with fixed masks, ERK at a density of 0.05, with Adam at Keras' rate of
-    0.001 and with SGD at 0.1, both constant and as they come. `random`: the layer's own initializer times
-    a random mask, the rival; `p` is Welch's test against it, two-sided and not corrected.
+    0.001 and with SGD at 0.1, both constant and as they come. `random`: the layer's own initializer
+    times a random mask, the rival; `p` is Welch's test against it, two-sided and not corrected.
     """
 
     page = lines = "untuned"
