@@ -28,7 +28,7 @@ _CHUNK = (
 _PRODUCT_ROWS = (
     2**13
 )  # of one product in float32; sums of products are in float64
-_FEW_PRODUCTS = 2**22  # of numbers, for which float32 would save no time
+_FEW_ENTRIES = 2**16  # of inputs, for which float32 would save no time
 _SAFE = 1e12  # squares of entries from its inverse up to it are in the range of float32
 _ROWS_AN_INPUT = 32
 _FEWEST_ROWS = 2**11
@@ -233,16 +233,13 @@ def sum_of_products(rows: np.ndarray, others: np.ndarray) -> np.ndarray:
 
     Products in float32 take half of the time. Each entry of theirs is off by about 1e-7 of the
     norms of its two columns, where drawing `n` rows puts it off by `1 / sqrt(n)` of them. The
-    eigenvalues of `X^T X` are off by at most 1e-7 of its trace, `1e-5 k` of the least damping. Few
-    rows are multiplied in float64.
+    eigenvalues of `X^T X` are off by at most 1e-7 of its trace, `1e-5 k` of the least damping.
 
     Args:
         rows: array `(M, rows, k)`.
         others: array of the same shape. `rows` itself takes half of the time.
     """
     matrices, count, inputs = rows.shape
-    if matrices * count * inputs**2 < _FEW_PRODUCTS:
-        return np.swapaxes(rows.astype(np.float64), -1, -2) @ others
     total = np.zeros((matrices, inputs, inputs))
     for start in range(0, count, _PRODUCT_ROWS):
         block = rows[:, start : start + _PRODUCT_ROWS]
@@ -254,11 +251,11 @@ def sum_of_products(rows: np.ndarray, others: np.ndarray) -> np.ndarray:
 
 
 def _as_floats(x: np.ndarray) -> np.ndarray:
-    """Inputs in float32, or in float64 where float32 has no room for them or their squares."""
+    """Inputs in float32; few ones in float64, and those whose squares float32 has no room for."""
+    if x.size < _FEW_ENTRIES:
+        return x.astype(np.float64)
     dtype = np.result_type(x.dtype, np.float32)
     x = x.astype(dtype, copy=False)
-    if x.size == 0:
-        return x
     largest = max(float(x.max()), -float(x.min()))
     if largest > 0 and not 1 / _SAFE < largest < _SAFE:
         return x.astype(np.float64)
