@@ -12,6 +12,7 @@ import os
 import sys
 import tempfile
 import zlib
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -60,9 +61,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     parser.addoption(
         "--spread",
-        action="store_true",
-        help="run a test of several backends on one of them",
+        metavar="DRAW",
+        help="run half of the cases of each test, each on one backend, drawn by this text",
     )
+
+
+# How often `--spread` draws each backend. A test takes twice as long on JAX, which compiles more.
+_TICKETS = {"tensorflow": 2, "jax": 1, "torch": 2}
 
 
 def _backends(item: pytest.Item) -> tuple[str, ...]:
@@ -81,8 +86,8 @@ def _backends(item: pytest.Item) -> tuple[str, ...]:
     )
 
 
-def _belongs(item: pytest.Item, config: pytest.Config) -> bool:
-    """Whether ``item`` is part of this run."""
+def _backends_here(item: pytest.Item, config: pytest.Config) -> tuple[str, ...]:
+    """Where ``item`` runs with the options of this run."""
     backends = _backends(item)
     if not config.getoption("--slow"):
         slow = {
@@ -92,23 +97,59 @@ def _belongs(item: pytest.Item, config: pytest.Config) -> bool:
         backends = tuple(
             name for name in backends if not everywhere and name not in slow
         )
-    one = (
-        config.getoption("--spread")
-        and item.get_closest_marker("each_backend") is None
-    )
-    if one and backends:
-        # By its name, so that each run and each worker of xdist draws the same one.
-        backends = (backends[zlib.crc32(item.nodeid.encode()) % len(backends)],)
-    return BACKEND in backends
+    return backends
+
+
+def _draw_backend(backends: tuple[str, ...], ticket: int) -> str:
+    """One of ``backends``, by the number of a case."""
+    tickets = [name for name in backends for _ in range(_TICKETS[name])]
+    return tickets[ticket % len(tickets)]
+
+
+def _spread(
+    items: list[pytest.Item], draw: str, config: pytest.Config
+) -> list[pytest.Item]:
+    """Half of the cases of each test, and at least one, each on one backend.
+
+    A case's number is a hash of its name and of ``draw``: each worker of xdist finds the same.
+    """
+    cases = defaultdict(list)
+    chosen = []
+    for item in items:
+        backends = _backends_here(item, config)
+        if item.get_closest_marker("each_backend"):
+            if BACKEND in backends:
+                chosen.append(item)
+        elif backends:
+            number = zlib.crc32(f"{draw} {item.nodeid}".encode())
+            test = item.nodeid.partition("[")[0]
+            cases[test].append((number, item, backends))
+    for numbered in cases.values():
+        numbered.sort(key=lambda case: case[0])
+        half = (len(numbered) + 1) // 2
+        chosen += [
+            item
+            for number, item, backends in numbered[:half]
+            if _draw_backend(backends, number // 2) == BACKEND
+        ]
+    order = {item: place for place, item in enumerate(items)}
+    return sorted(chosen, key=order.__getitem__)
 
 
 def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
 ) -> None:
-    deselected = [item for item in items if not _belongs(item, config)]
+    draw = config.getoption("--spread")
+    if draw:
+        chosen = _spread(items, draw, config)
+    else:
+        chosen = [
+            item for item in items if BACKEND in _backends_here(item, config)
+        ]
+    deselected = set(items).difference(chosen)
     if deselected:
-        config.hook.pytest_deselected(items=deselected)
-        items[:] = [item for item in items if _belongs(item, config)]
+        config.hook.pytest_deselected(items=list(deselected))
+        items[:] = chosen
 
 
 def pytest_collection_finish() -> None:
@@ -118,8 +159,9 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(50_000, 50, 100)
 
 
-def pytest_report_header() -> str:
-    return f"keras backend: {BACKEND}"
+def pytest_report_header(config: pytest.Config) -> str:
+    draw = config.getoption("--spread")
+    return f"keras backend: {BACKEND}" + (f"; drawn by {draw}" if draw else "")
 
 
 # --- devices ------------------------------------------------------------------------------------

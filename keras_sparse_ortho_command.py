@@ -69,7 +69,7 @@ def parser() -> argparse.ArgumentParser:
     """The arguments of all commands."""
     whole = argparse.ArgumentParser(
         prog="kso",
-        description="Inspect sparse Keras models, export them as LiteRT files, time these.",
+        description="Shrink and inspect Keras models, export them as LiteRT files, time these.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -112,9 +112,80 @@ def parser() -> argparse.ArgumentParser:
         "--prefer", choices=["both", "bytes", "ms"], default="both"
     )
     limits = ("max_drop", "max_bytes", "max_ms", "minutes")
+    shrink.add_argument(
+        "--html", metavar="FILE", help="the report with its picture, too"
+    )
     names = {name: f"--{name.replace('_', '-')}" for name in limits}
     shrink.set_defaults(
-        command="shrink", names=names | {"data": "--data", "path": "--out"}
+        command="shrink",
+        names=names | {"data": "--data", "path": "--out", "html": "--html"},
+    )
+
+    narrow = commands.add_parser(
+        "narrow",
+        help="a trained model with fewer channels, to train further",
+        description="Takes out the channels that cost least on the rows, refits what reads them, "
+        "and writes a plain Keras model; explained in keras_sparse_ortho.narrow.",
+    )
+    narrow.add_argument("model", help="a .keras file")
+    narrow.add_argument(
+        "share", type=float, help="of the parameters that may stay, as 0.5"
+    )
+    narrow.add_argument(
+        "--data", required=True, metavar="FILE", help="rows: .npy, or .npz"
+    )
+    narrow.add_argument(
+        "--out", required=True, metavar="FILE", help="the .keras file to write"
+    )
+    narrow.add_argument(
+        "--cost",
+        choices=["parameters", "flops", "bytes"],
+        default="parameters",
+        help="what the share is of (default parameters)",
+    )
+    narrow.add_argument("--minutes", type=float, help="for the table of widths")
+    narrow.add_argument(
+        "--html", metavar="FILE", help="the table of widths with its picture"
+    )
+    narrow.set_defaults(
+        command="narrow",
+        names={
+            "data": "--data",
+            "path": "--out",
+            "minutes": "--minutes",
+            "target": "share",
+            "html": "--html",
+        },
+    )
+
+    sensitivity = commands.add_parser(
+        "sensitivity",
+        help="what each layer of a trained model loses when it is pruned or rounded",
+        description="Measures the error of each kernel at several densities, in int8 and in int4; "
+        "explained in keras_sparse_ortho.sensitivity.",
+    )
+    sensitivity.add_argument("model", help="a .keras file")
+    sensitivity.add_argument(
+        "--data", required=True, metavar="FILE", help="rows: .npy, or .npz"
+    )
+    sensitivity.add_argument(
+        "--densities",
+        type=float,
+        nargs="+",
+        default=[0.5, 0.3, 0.2, 0.1, 0.05],
+        metavar="DENSITY",
+    )
+    sensitivity.add_argument(
+        "--html", metavar="FILE", help="the table with its picture, too"
+    )
+    sensitivity.set_defaults(
+        command="sensitivity",
+        names={
+            "data": "--data",
+            "densities": "--densities",
+            "density": "--densities",
+            "html": "--html",
+        },
     )
 
     report = commands.add_parser(

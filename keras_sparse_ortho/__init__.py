@@ -24,10 +24,6 @@ except ModuleNotFoundError as error:
         f"one that is installed. Received: no module {error.name!r}; installed: {_others}"
     ) from error
 
-from keras_sparse_ortho import analysis as analysis
-from keras_sparse_ortho import budgets as budgets
-from keras_sparse_ortho import calibration as calibration
-from keras_sparse_ortho import callbacks as callbacks
 from keras_sparse_ortho import errors as errors
 from keras_sparse_ortho import families as families
 from keras_sparse_ortho import initializers as initializers
@@ -36,17 +32,10 @@ from keras_sparse_ortho import layers as layers
 from keras_sparse_ortho import models as models
 from keras_sparse_ortho import orthogonal as orthogonal
 from keras_sparse_ortho import parametrizations as parametrizations
-from keras_sparse_ortho import pruning as pruning
 from keras_sparse_ortho import quantization as quantization
-from keras_sparse_ortho import recovery as recovery
-from keras_sparse_ortho import saliency as saliency
 from keras_sparse_ortho import schedules as schedules
 from keras_sparse_ortho import storages as storages
 from keras_sparse_ortho._foreign_names import answer
-from keras_sparse_ortho.analysis import report, sensitivity
-from keras_sparse_ortho.budgets import Budget
-from keras_sparse_ortho.calibration import restore_statistics, widths
-from keras_sparse_ortho.callbacks import finish
 from keras_sparse_ortho.families import register_layer
 from keras_sparse_ortho.layers import PrunableLayer
 from keras_sparse_ortho.models import (
@@ -66,20 +55,35 @@ from keras_sparse_ortho.parametrizations import (
 )
 from keras_sparse_ortho.parametrizations import MagnitudeMask as MagnitudeMask
 from keras_sparse_ortho.parametrizations import SoftThreshold as SoftThreshold
-from keras_sparse_ortho.pruning import (
-    apply_masks,
-    narrow,
-    parametrize,
-    prune,
-    sparsify,
-)
-from keras_sparse_ortho.quantization import quantize_aware
+from keras_sparse_ortho.quantization import equalize, quantize_aware
 
 if TYPE_CHECKING:
+    from keras_sparse_ortho import analysis as analysis
+    from keras_sparse_ortho import budgets as budgets
+    from keras_sparse_ortho import calibration as calibration
+    from keras_sparse_ortho import callbacks as callbacks
     from keras_sparse_ortho import export as export
+    from keras_sparse_ortho import pruning as pruning
+    from keras_sparse_ortho import recovery as recovery
+    from keras_sparse_ortho import saliency as saliency
     from keras_sparse_ortho import shrinking as shrinking
     from keras_sparse_ortho import tfmot as tfmot
-    from keras_sparse_ortho.export import export_litert, load_litert
+    from keras_sparse_ortho.analysis import report, sensitivity
+    from keras_sparse_ortho.budgets import Budget
+    from keras_sparse_ortho.calibration import restore_statistics, widths
+    from keras_sparse_ortho.callbacks import finish
+    from keras_sparse_ortho.export import (
+        export_litert,
+        int8_errors,
+        load_litert,
+    )
+    from keras_sparse_ortho.pruning import (
+        apply_masks,
+        narrow,
+        parametrize,
+        prune,
+        sparsify,
+    )
     from keras_sparse_ortho.shrinking import shrink
 
 __version__ = "0.1.0"
@@ -97,8 +101,10 @@ __all__ = [
     "apply_masks",
     "channel_groups",
     "convert",
+    "equalize",
     "export_litert",
     "finish",
+    "int8_errors",
     "load_litert",
     "narrow",
     "parametrize",
@@ -116,45 +122,35 @@ __all__ = [
     "widths",
 ]
 
+# Saved models need these rooms, whose classes Keras finds by name: they load at once.
+_LOADED = (
+    *("errors", "families", "initializers", "kernels", "layers", "models"),
+    *("orthogonal", "parametrizations", "quantization", "schedules"),
+    "storages",
+)
+# The others load when they are used, with their names that stand here, too.
+_LOADED_LATER = {
+    "analysis": ("report", "sensitivity"),
+    "budgets": ("Budget",),
+    "calibration": ("restore_statistics", "widths"),
+    "callbacks": ("finish",),
+    "export": ("export_litert", "int8_errors", "load_litert"),
+    "pruning": ("apply_masks", "narrow", "parametrize", "prune", "sparsify"),
+    "recovery": (),
+    "saliency": (),
+    "shrinking": ("shrink",),
+    "tfmot": (),
+}
 # The sub-packages are found here, too; `from keras_sparse_ortho import *` leaves them out.
-_ROOMS = (
-    *("analysis", "budgets", "calibration", "callbacks", "errors", "export"),
-    "families",
-    *(
-        "initializers",
-        "kernels",
-        "layers",
-        "models",
-        "orthogonal",
-        "parametrizations",
-        "pruning",
-    ),
-    *(
-        "quantization",
-        "recovery",
-        "saliency",
-        "schedules",
-        "shrinking",
-        "storages",
-        "tfmot",
-    ),
-)
-# Which load when they are used, and then answer, too.
-_LATER = (
-    "export",
-    "shrinking",
-    "tfmot",
-)
-answer(
-    __name__, *(f"{__name__}.{room}" for room in _ROOMS if room not in _LATER)
-)
+_ROOMS = (*_LOADED, *_LOADED_LATER)
+answer(__name__, *(f"{__name__}.{room}" for room in _LOADED))
 
 
 def __getattr__(name: str) -> Any:
-    if name in _LATER:
+    if name in _LOADED_LATER:
         return importlib.import_module(f"{__name__}.{name}")
-    if name in ("export_litert", "load_litert"):
-        return getattr(importlib.import_module(f"{__name__}.export"), name)
-    if name == "shrink":
-        return importlib.import_module(f"{__name__}.shrinking").shrink
+    for room, names in _LOADED_LATER.items():
+        if name in names:
+            module = importlib.import_module(f"{__name__}.{room}")
+            return getattr(module, name)
     raise AttributeError(name)  # for `Room`, which knows more

@@ -17,6 +17,7 @@ Rooms and objects ask the table in `Room` and `Answering`, functions in `_checks
 and errors about a value by `for_value`.
 """
 
+import importlib
 import re
 import sys
 import types
@@ -24,6 +25,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 _PACKAGE = "keras_sparse_ortho"
+_ROOMS_OF_EXTRAS = ("export", "shrinking", "tfmot")
 
 _GRADUAL = (
     "parametrize(model, MagnitudeMask(schedules.Cubic(density))), and callbacks.UpdateMasks() "
@@ -658,8 +660,17 @@ class Answering:
             raise unknown_attribute(self, name)
 
 
+def _load_rooms() -> None:
+    """Loads the rooms that need no extra, so that their names are known, too."""
+    later = vars(sys.modules[_PACKAGE]).get("_LOADED_LATER", ())
+    for room in later:
+        if room not in _ROOMS_OF_EXTRAS:
+            importlib.import_module(f"{_PACKAGE}.{room}")
+
+
 def _room_with(name: str) -> str | None:
     """The public name of a room, with the room, that is meant by a name."""
+    _load_rooms()
     meant = None
     for path, room in [*sys.modules.items()]:
         if not path.startswith(f"{_PACKAGE}.") or "._" in path:

@@ -291,3 +291,50 @@ def test_all_layers_of_keras_with_kernels_are_in_the_table():
         if kind.__module__.startswith("keras.")
     }
     assert names - {"ConvLSTMCell"} <= FAMILIES.keys()
+
+
+@keras.saving.register_keras_serializable(package="tests")
+class Scores(L.Dense):
+    """A Dense that ends in probabilities."""
+
+    def call(self, inputs):
+        return keras.ops.softmax(super().call(inputs))
+
+
+@keras.saving.register_keras_serializable(package="tests")
+class BlockSparseScores(kso.layers.BlockSparseDense):
+    """Its form on live blocks."""
+
+    namesake = Scores
+
+    def call(self, inputs):
+        return keras.ops.softmax(super().call(inputs))
+
+
+@pytest.mark.core
+def test_a_users_layer_has_a_form_on_live_blocks(tmp_path):
+    model = keras.Sequential([keras.Input((32,)), Scores(16, name="scores")])
+    options = {"structure": kso.Block(8, 8), "storage": "blocks"}
+    with pytest.warns(UserWarning, match="scores/kernel.*register_layer"):
+        kso.prune(model, 0.5, **options)
+    layouts = kso.initializers.kernel_layouts.dispatch(L.Dense)
+    kso.register_layer(Scores, layouts, blocks=BlockSparseScores)
+    pruned = kso.prune(model, 0.5, **options)
+    assert type(pruned.get_layer("scores")) is BlockSparseScores
+    inputs = RNG.normal(size=(8, 32)).astype("float32")
+    outputs = pruned.predict(inputs, verbose=0)
+    np.testing.assert_allclose(outputs.sum(-1), 1, atol=1e-5)
+    plain = kso.strip(pruned)
+    assert type(plain.get_layer("scores")) is Scores
+    pruned.save(tmp_path / "scores.keras")
+    loaded = keras.saving.load_model(tmp_path / "scores.keras")
+    for same in (kso.convert(pruned, "masked"), plain, loaded):
+        np.testing.assert_allclose(
+            same.predict(inputs, verbose=0), outputs, atol=1e-6
+        )
+
+
+@pytest.mark.parametrize("blocks", [L.Dense, "blocks", BlockSparseScores])
+def test_a_form_on_live_blocks_must_be_one(blocks):
+    with pytest.raises(TypeError, match="blocks"):
+        kso.register_layer(L.Activation, {}, blocks=blocks)

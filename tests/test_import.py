@@ -46,6 +46,27 @@ except ImportError as error:
     assert "[tfmot]" in missing
 
 
+def test_rooms_load_when_they_are_used_and_names_are_found_before():
+    code = """
+import sys
+import keras_sparse_ortho as kso
+rooms = ["analysis", "calibration", "callbacks", "pruning", "saliency", "export"]
+print([room for room in rooms if f"keras_sparse_ortho.{room}" in sys.modules])
+try:
+    kso.UpdateMasks
+except AttributeError as error:
+    print(error)
+kso.prune, kso.widths
+print(set(kso.__all__) <= set(dir(kso)), "pruning" in dir(kso))
+"""
+    loaded, answer, listed = (
+        run_python("-c", code, KERAS_BACKEND="jax").strip().splitlines()
+    )
+    assert loaded == "[]"
+    assert "callbacks.UpdateMasks" in answer
+    assert listed == "True True"
+
+
 def test_a_missing_backend_is_named_with_the_way_out(tmp_path):
     code = """
 import sys, types

@@ -1,9 +1,10 @@
 """Run the checks of this repository and sum up: ``check.py [PART ...] [--slow]``.
 
-Without a PART all of `make test` runs. There a test of several backends runs on one of them, drawn
-by its name, and the longest pages are left out; a part that is named, and --slow, run all. A part
-that fails does not stop the others. A part that runs tests must have run at least one. Parts that
-need one core run at the same time, and before the tests, which take two.
+Without a PART all of `make test` runs. There half of the cases of each test run, each on one
+backend, and half of the pages. The commit draws them, so that others run at the next commit; --draw
+TEXT repeats a draw. The longest pages are left out. A part that is named, and --slow, run all. A
+part that fails does not stop the others. A part that runs tests must have run at least one. Parts
+that need one core run at the same time, and before the tests, which take two.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import sys
 import tempfile
 import time
 import zipfile
+import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -73,6 +75,15 @@ class Result:
     failed: int = 0
     skipped: int = 0
     note: str = ""
+
+
+def commit() -> str:
+    """The commit of this repository, or "none" in a copy without one."""
+    command = ("git", "rev-parse", "--short", "HEAD")
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    return done.stdout.strip() or "none"
 
 
 def as_typed(command: tuple[str, ...], env: dict[str, str]) -> str:
@@ -151,20 +162,28 @@ def types(_: list[str]) -> Result:
     return Result(python("-m", "mypy"))
 
 
+def drawn_pages(draw: str) -> list[str]:
+    """Half of the pages of docs/ that are not long."""
+    pages = [
+        page.relative_to(ROOT).as_posix()
+        for page in sorted((ROOT / "docs").rglob("*.md"))
+    ]
+    short = [page for page in pages if page not in LONG_PAGES]
+    short.sort(key=lambda page: zlib.crc32(f"{draw} {page}".encode()))
+    return sorted(short[: (len(short) + 1) // 2])
+
+
 def docs(options: list[str]) -> Result:
     """The examples in docstrings, README.md and docs/."""
     texts = [name for name in ("README.md", "docs") if (ROOT / name).exists()]
-    left = (
-        [f"--ignore={page}" for page in LONG_PAGES]
-        if "--spread" in options
-        else []
-    )
+    if "--spread" in options and "docs" in texts:
+        draw = options[options.index("--spread") + 1]
+        texts = ["README.md", *drawn_pages(draw)]
     return pytest(
         "tensorflow",
         "--doctest-modules",
         PACKAGE,
         *texts,
-        *left,
         *TWO_FILES_AT_A_TIME,
     )
 
@@ -280,6 +299,7 @@ def wheel(_: list[str]) -> Result:
         return Result(imported, note=f"{file.name}, {len(names)} files")
 
 
+BACKENDS = ("tensorflow", "jax", "torch")
 ALONE = (lint, types, site, wheel)
 TESTED = (docs, tensorflow, jax, torch)
 PARTS: dict[str, Callable[[list[str]], Result]] = {
@@ -303,6 +323,9 @@ def main() -> int:
     parser.add_argument(
         "--slow", action="store_true", help="with the tests marked slow"
     )
+    parser.add_argument(
+        "--draw", metavar="TEXT", help="draws the cases in place of the commit"
+    )
     arguments = parser.parse_args()
     if unknown := set(arguments.parts).difference(PARTS):
         parser.error(
@@ -310,13 +333,11 @@ def main() -> int:
         )
 
     names = arguments.parts or [part.__name__ for part in (*ALONE, *TESTED)]
-    options = (
-        ["--slow"]
-        if arguments.slow
-        else []
-        if arguments.parts
-        else ["--spread"]
-    )
+    options = []
+    if arguments.slow:
+        options = ["--slow"]
+    elif arguments.draw or not arguments.parts:
+        options = ["--spread", arguments.draw or commit()]
     alone = [name for name in names if PARTS[name] in ALONE]
     with ThreadPoolExecutor(2) as pool:
         rows = [*pool.map(lambda name: timed(name, options), alone)]

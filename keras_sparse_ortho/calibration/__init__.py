@@ -1,5 +1,6 @@
 """Trained networks, layer by layer on calibration data: pruning, refits, statistics."""
 
+from keras_sparse_ortho._foreign_names import answer
 from keras_sparse_ortho.calibration._channels import Channels
 from keras_sparse_ortho.calibration._elimination import (
     eliminate,
@@ -16,17 +17,6 @@ from keras_sparse_ortho.calibration._readers import ReaderMoments
 from keras_sparse_ortho.calibration._recipe import Recipe, other_density
 from keras_sparse_ortho.calibration._restore_statistics import (
     restore_statistics,
-)
-from keras_sparse_ortho.calibration._rows import (
-    LastAxisRows,
-    MakeRows,
-    Rows,
-    RowsRule,
-    as_matrices,
-    canonical_shape,
-    kernel_rows,
-    last_axis_rows,
-    rows_by_name,
 )
 from keras_sparse_ortho.calibration._scores import LayerScore
 from keras_sparse_ortho.calibration._shares import (
@@ -56,6 +46,8 @@ from keras_sparse_ortho.calibration._widths import (
     narrowed,
     widths,
 )
+from keras_sparse_ortho.kernels import Rows as Rows
+from keras_sparse_ortho.kernels import kernel_rows as kernel_rows
 
 __all__ = [
     "Channels",
@@ -67,3 +59,5 @@ __all__ = [
     "restore_statistics",
     "widths",
 ]
+
+answer(__name__)

@@ -11,13 +11,14 @@ import numpy as np
 from keras_sparse_ortho._data import samples
 from keras_sparse_ortho._interception import stand_in
 from keras_sparse_ortho._values import to_numpy
-from keras_sparse_ortho.calibration._rows import (
+from keras_sparse_ortho.errors import NotPrunableError
+from keras_sparse_ortho.kernels import (
+    PrunableWeight,
     Rows,
     canonical_shape,
     rows_of,
+    walk,
 )
-from keras_sparse_ortho.errors import NotPrunableError
-from keras_sparse_ortho.kernels import PrunableWeight, walk
 
 L = keras.layers
 

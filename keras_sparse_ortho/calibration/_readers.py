@@ -11,14 +11,14 @@ import numpy as np
 from keras_sparse_ortho._keras_internals import warn_user
 from keras_sparse_ortho._values import placed
 from keras_sparse_ortho.calibration._moments import Moments, stop_of
-from keras_sparse_ortho.calibration._rows import (
+from keras_sparse_ortho.calibration._sweep import sweep
+from keras_sparse_ortho.errors import NotPrunableError
+from keras_sparse_ortho.kernels import (
+    PrunableWeight,
     as_matrices,
     canonical_shape,
     from_matrices,
 )
-from keras_sparse_ortho.calibration._sweep import sweep
-from keras_sparse_ortho.errors import NotPrunableError
-from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.models import ChannelGroup, prunable_weights
 
 Array = np.ndarray

@@ -10,16 +10,16 @@ from keras_sparse_ortho._keras_internals import warn_user
 from keras_sparse_ortho.calibration._channels import Channels
 from keras_sparse_ortho.calibration._moments import Moments
 from keras_sparse_ortho.calibration._patterns import Blocks, Entries, Pattern
-from keras_sparse_ortho.calibration._rows import (
-    as_matrices,
-    canonical_shape,
-    from_matrices,
-)
 from keras_sparse_ortho.calibration._scores import LayerScore
 from keras_sparse_ortho.calibration._solve import refit
 from keras_sparse_ortho.errors import BudgetError, LayoutError
 from keras_sparse_ortho.initializers import AnyDraw, Draw, PackedDraw
-from keras_sparse_ortho.kernels import PrunableWeight
+from keras_sparse_ortho.kernels import (
+    PrunableWeight,
+    as_matrices,
+    canonical_shape,
+    from_matrices,
+)
 from keras_sparse_ortho.orthogonal import Block, NByM, depthwise_outputs
 
 _FAR = 0.1  # a deviation of a density that is worth a warning

@@ -23,11 +23,14 @@ from keras_sparse_ortho.calibration._moments import (
     stop_of,
 )
 from keras_sparse_ortho.calibration._patterns import Entries
-from keras_sparse_ortho.calibration._rows import as_matrices, from_matrices
 from keras_sparse_ortho.calibration._solve import errors_of, relative_error
 from keras_sparse_ortho.calibration._sweep import change_each, sweep
 from keras_sparse_ortho.errors import BudgetError
-from keras_sparse_ortho.kernels import PrunableWeight
+from keras_sparse_ortho.kernels import (
+    PrunableWeight,
+    as_matrices,
+    from_matrices,
+)
 from keras_sparse_ortho.orthogonal import depthwise_outputs, live_count
 
 _POINTS = 8  # measured densities of a kernel

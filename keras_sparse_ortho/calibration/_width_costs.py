@@ -40,7 +40,7 @@ class WidthCosts:
             have ones in front.
         losses: int array `(weights, axes, groups)`.
         positions: array `(weights,)`. How often a kernel is applied to one sample; 0 for weights
-            that are no kernels, NaN where that is unknown.
+            that are not kernels, NaN where that is unknown.
         is_kernel: bool array `(weights,)`.
         is_folded: bool array `(weights,)`. Weights that files do not have.
     """

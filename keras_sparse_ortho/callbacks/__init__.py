@@ -1,5 +1,6 @@
 """Keras callbacks around sparse training."""
 
+from keras_sparse_ortho._foreign_names import answer
 from keras_sparse_ortho.callbacks._at_density import BestAtDensity, finish
 from keras_sparse_ortho.callbacks._backup_and_restore import BackupAndRestore
 from keras_sparse_ortho.callbacks._density_run import (
@@ -38,3 +39,5 @@ __all__ = [
     "finish",
     "probe",
 ]
+
+answer(__name__)

@@ -1,4 +1,4 @@
-"""The command line: `kso shrink`, `kso report`, `kso export`, `kso bench`."""
+"""The command line: `kso shrink`, `narrow`, `sensitivity`, `report`, `export`, `bench`."""
 
 import argparse
 import json
@@ -6,11 +6,12 @@ import re
 import sys
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from keras_sparse_ortho._files import shown
+from keras_sparse_ortho._files import check_not_an_input, shown
 from keras_sparse_ortho._interception import intercepted
 from keras_sparse_ortho._text import printable, printable_lines
 from keras_sparse_ortho.cli._files import (
@@ -72,7 +73,7 @@ def run(options: argparse.Namespace) -> int:
     return OK
 
 
-def _print(console: Any, text: str, style: str) -> None:
+def _print(console: Console, text: str, style: str) -> None:
     text = printable_lines(f"kso: {text}")
     console.print(
         text, style=style, markup=False, highlight=False, soft_wrap=True
@@ -107,7 +108,7 @@ def _in_options(message: str, options: argparse.Namespace) -> str:
     )
 
 
-def _report(options: argparse.Namespace, console: Any) -> None:
+def _report(options: argparse.Namespace, console: Console) -> None:
     """Runs `kso report`: prints the density of each kernel of a model."""
     from keras_sparse_ortho.analysis import report
 
@@ -131,7 +132,7 @@ def _report(options: argparse.Namespace, console: Any) -> None:
         _show(captured.get().rstrip("\n"))
 
 
-def _shrink(options: argparse.Namespace, console: Any) -> None:
+def _shrink(options: argparse.Namespace, console: Console) -> None:
     """Runs `kso shrink`: writes the best file, and prints the table of trials."""
     from keras_sparse_ortho.shrinking import shrink
 
@@ -141,6 +142,7 @@ def _shrink(options: argparse.Namespace, console: Any) -> None:
         "--labels": options.labels,
     }
     check_output(options.out, inputs)
+    _check_html(options, inputs)
     rows, labels = read_rows(options.data), read_rows(options.labels)
     with console.status("Loading the model"):
         # The loss says what outputs are: classes, or values.
@@ -148,14 +150,94 @@ def _shrink(options: argparse.Namespace, console: Any) -> None:
     names = {tensor.name for tensor in getattr(model, "inputs", None) or ()}
     if isinstance(rows, dict):
         labels = labels if "y" in names else rows.pop("y", labels)
-        rows = rows.popitem()[1] if len(rows) == 1 else rows
+    rows = _of_one_input(rows)
     limits = ("max_drop", "max_bytes", "max_ms", "minutes", "metric", "prefer")
     settings = {name: vars(options)[name] for name in limits}
     data = rows if labels is None else (rows, labels)
-    _show(str(shrink(model, data, options.out, verbose=True, **settings)))
+    report = shrink(model, data, options.out, verbose=True, **settings)
+    _show(str(report))
+    _write_page(options, {"Files": report})
 
 
-def _export(options: argparse.Namespace, console: Any) -> None:
+def _narrow(options: argparse.Namespace, console: Console) -> None:
+    """Runs `kso narrow`: writes a narrower Keras model, and prints its widths."""
+    from keras_sparse_ortho.calibration import widths
+    from keras_sparse_ortho.pruning import narrow
+
+    inputs = {"model": options.model, "--data": options.data}
+    check_output(options.out, inputs)
+    _check_html(options, inputs)
+    if not options.out.endswith(".keras"):
+        raise ValueError(
+            f"The name of a Keras model must end in .keras. Received: --out {options.out}"
+        )
+    rows = _of_one_input(read_rows(options.data))
+    with console.status("Loading the model") as status:
+        model = read_keras(options.model)
+        status.update("Measuring the errors of widths")
+        table = widths(model, rows, minutes=options.minutes)
+        choice = table.search(options.share, cost=options.cost)
+        status.update("Refitting")
+        small = narrow(model, choice, data=rows, table=table)
+        small.save(options.out)
+    _show(str(table))
+    for name, width in choice.items():
+        _show(f"{name}: {width} of {table.groups[name].width} channels")
+    _show(
+        f"{small.count_params():,} of {model.count_params():,} parameters; "
+        f"predicted error {table.predicted(choice):.2g}"
+    )
+    _write_page(options, {"Widths": table})
+
+
+def _sensitivity(options: argparse.Namespace, console: Console) -> None:
+    """Runs `kso sensitivity`: prints what each kernel of a model loses."""
+    from keras_sparse_ortho.analysis import sensitivity
+
+    inputs = {"model": options.model, "--data": options.data}
+    _check_html(options, inputs)
+    rows = _of_one_input(read_rows(options.data))
+    with console.status("Loading the model") as status:
+        model = read_keras(options.model)
+        status.update("Measuring")
+        table = sensitivity(model, rows, densities=options.densities)
+    _show(str(table))
+    _write_page(options, {"Sensitivity": table})
+
+
+def _of_one_input(rows: Any) -> Any:
+    """Rows, without the name of the only array of a file."""
+    if isinstance(rows, dict) and len(rows) == 1:
+        return next(iter(rows.values()))
+    return rows
+
+
+def _check_html(
+    options: argparse.Namespace, inputs: dict[str, str | None]
+) -> None:
+    """Raises ValueError, before the work, if the page would replace a file of the command."""
+    if options.html is None:
+        return
+    page = Path(options.html)
+    check_not_an_input("html", page, inputs)
+    output = vars(options).get("out")
+    if output is not None and page.resolve() == Path(output).resolve():
+        raise ValueError(
+            f"`html` must name another file than `--out`. Received: html={options.html!r}"
+        )
+
+
+def _write_page(
+    options: argparse.Namespace, reports: dict[str, object]
+) -> None:
+    """Writes the page of `--html`, if it was asked for."""
+    if options.html is not None:
+        from keras_sparse_ortho.analysis import write_html
+
+        write_html(options.html, reports, title=options.model)
+
+
+def _export(options: argparse.Namespace, console: Console) -> None:
     """Runs `kso export`: writes a verified LiteRT file, and prints its report."""
     from keras_sparse_ortho.export import export_litert
 
@@ -183,7 +265,7 @@ def _export(options: argparse.Namespace, console: Any) -> None:
     _show(report.to_json() if options.json else str(report))
 
 
-def _bench(options: argparse.Namespace, console: Any) -> None:
+def _bench(options: argparse.Namespace, console: Console) -> None:
     """Runs `kso bench`: prints the median time of a call of each file."""
     if min(options.threads) < 1 or not options.seconds > 0:
         raise ValueError(
@@ -230,6 +312,8 @@ def _bench(options: argparse.Namespace, console: Any) -> None:
 
 _COMMANDS = {
     "shrink": _shrink,
+    "narrow": _narrow,
+    "sensitivity": _sensitivity,
     "report": _report,
     "export": _export,
     "bench": _bench,

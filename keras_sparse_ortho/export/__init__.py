@@ -26,6 +26,7 @@ from keras_sparse_ortho.export._flatbuffer import (
     read_model,
     write_model,
 )
+from keras_sparse_ortho.export._int8_errors import Int8Errors, int8_errors
 from keras_sparse_ortho.export._kernel_names import name_kernels
 from keras_sparse_ortho.export._load_litert import (
     LiteRTModel,
@@ -58,6 +59,7 @@ from keras_sparse_ortho.export._signature import (
     signature_of,
     unique_names,
 )
+from keras_sparse_ortho.export._stretch import TensorError, shortest_stretch
 from keras_sparse_ortho.export._task import Steps as Steps
 from keras_sparse_ortho.export._task import task_of
 from keras_sparse_ortho.export._unread import drop_unread
@@ -71,9 +73,11 @@ from keras_sparse_ortho.export._zero_blocks import zero_blocks
 
 __all__ = [
     "ExportReport",
+    "Int8Errors",
     "LiteRTModel",
     "c_array",
     "export_litert",
+    "int8_errors",
     "latencies",
     "load_litert",
 ]

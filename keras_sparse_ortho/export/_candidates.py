@@ -173,6 +173,7 @@ def _candidate(task: Task, route: Route, converted: Path) -> Candidate:
         tolerance=allowed,
         max_abs_diff=comparison.max_abs_diff,
         argmax_agreement=comparison.argmax_agreement,
+        cosine=comparison.cosine,
         kept={**blocks.kept, **lstms.loops},
         left_out=left_out,
         folded=find_zeros(whole, weights),

@@ -23,6 +23,7 @@ class Comparison(NamedTuple):
 
     max_abs_diff: float
     argmax_agreement: float | None
+    cosine: float
     error: float
     worst_output: str
 
@@ -75,6 +76,7 @@ def compare(
     differences = []
     errors = []
     agreements = []
+    cosines = []
     for name, y, z in zip(names, expected, actual, strict=True):
         if y.shape != z.shape:
             raise ExportVerificationError(
@@ -86,11 +88,26 @@ def compare(
         difference = np.abs(z - y)
         differences.append(float(difference.max()))
         errors.append(_error(y, difference, measure))
+        cosines.append(_cosine(y, z))
         if y.ndim == 2 and y.shape[1] > 1:
             agreements.append(float(np.mean(y.argmax(1) == z.argmax(1))))
     worst = int(np.argmax(errors))
     agreement = min(agreements) if agreements else None
-    return Comparison(max(differences), agreement, errors[worst], names[worst])
+    return Comparison(
+        max_abs_diff=max(differences),
+        argmax_agreement=agreement,
+        cosine=min(cosines),
+        error=errors[worst],
+        worst_output=names[worst],
+    )
+
+
+def _cosine(y: np.ndarray, z: np.ndarray) -> float:
+    """The cosine of one output on all rows; 0 where one of the two is 0, or not finite."""
+    norms = float(np.linalg.norm(y)) * float(np.linalg.norm(z))
+    if not 0.0 < norms < math.inf:
+        return 0.0
+    return float(np.sum(y * z)) / norms
 
 
 def _error(y: np.ndarray, difference: np.ndarray, measure: str) -> float:

@@ -12,6 +12,10 @@ import keras
 import numpy as np
 
 from keras_sparse_ortho.errors import ExportConversionError
+from keras_sparse_ortho.export._layer_outputs import (
+    write_kernels,
+    write_layer_outputs,
+)
 from keras_sparse_ortho.export._process import (
     converter_backend,
     shared_worker,
@@ -30,6 +34,12 @@ _WITHOUT_CUSTOM_OBJECTS = (
     "keras_sparse_ortho",
 )
 _TITLES = {"tensorflow": "TensorFlow", "jax": "JAX"}
+
+
+def measured_errors(task: Task, workspace: Workspace) -> dict[str, Any]:
+    """The errors of the tensors of a file of int8, as `named_errors` has them."""
+    with tempfile.TemporaryDirectory() as folder:
+        return _Converter(task, workspace, Path(folder)).measured()
 
 
 def convert(
@@ -68,6 +78,47 @@ class _Converter:
             file = workspace.folder / "representative.npz"
             np.savez(file, *task.rows.calibrating)
             self._job["representative"] = str(file)
+        self._job_of_floats: Job = {}
+        if task.floats is not None:
+            self._job_of_floats = {
+                **self._rows_of_layers(),
+                "floats": task.floats,
+                "tolerance": task.tolerance,
+            }
+
+    def _rows_of_layers(self) -> Job:
+        """Files of the rows to measure on, and of all layers' outputs on one batch."""
+        folder = self._workspace.folder
+        held = folder / "held.npz"
+        np.savez(held, *self._task.rows.compared)
+        layers = folder / "layers.npz"
+        write_layer_outputs(self._task, layers)
+        return {"held": str(held), "layers": str(layers)}
+
+    def measured(self) -> dict[str, Any]:
+        """The errors of the tensors of a file of int8."""
+        path = self._folder / "plain"
+        form: Job = {
+            "path": str(path),
+            "of_blocks": False,
+            "rows_apart": False,
+            "marked": False,
+            "fused": False,
+        }
+        kernels = self._workspace.folder / "kernels.npz"
+        try:
+            _trace(self._task, self._workspace.folder, form)
+            write_kernels(kernels, self._task.kernels)
+            job = {
+                **self._job,
+                **self._rows_of_layers(),
+                "path": str(path),
+                "kernels": str(kernels),
+            }
+            timeout = self._task.timeout
+            return dict(shared_worker().run("measure", timeout, **job))
+        except Exception as error:  # any: a layer may do anything
+            raise _conversion_error(self._task, Route("int8"), error) from None
 
     def file_of(self, route: Route) -> Path | ExportConversionError:
         """The file of a route, or the error that says why there is none."""
@@ -114,6 +165,8 @@ class _Converter:
             "sparse": route.encoding == "sp",
             "result": str(file),
         }
+        if route.needs_data:
+            job |= self._job_of_floats
         timeout = self._task.timeout
         marks = shared_worker().run("convert", timeout, **job)
         if marks:

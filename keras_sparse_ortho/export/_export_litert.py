@@ -17,6 +17,7 @@ from keras_sparse_ortho._checks import (
 )
 from keras_sparse_ortho._files import path_of, staging
 from keras_sparse_ortho._foreign_names import for_value
+from keras_sparse_ortho._keras_internals import computes_its_graph, graph_calls
 from keras_sparse_ortho._types import Nested
 from keras_sparse_ortho.export._candidates import (
     Candidate,
@@ -81,6 +82,8 @@ def export_litert(
     inference_input_type: str = "float32",
     inference_output_type: str = "float32",
     target: str | None = None,
+    equalize: bool = False,
+    floats: Sequence[str] | str | None = None,
 ) -> ExportReport:
     """Exports a model as a LiteRT (TFLite) file, verified.
 
@@ -133,6 +136,13 @@ def export_litert(
         target: Of `"fast"`: `None`, this machine, or `"arm64"`. Files are timed on this machine all
             the same, without AMX, which no such processor has; int8 dot products (Armv8.2) are
             assumed. So the order is an estimate, and the report says so.
+        equalize: bool. With `"int8"` or `"int4"`: whether ranges of channels are made even first,
+            on the rows that calibrate, see `quantization.equalize`. It costs no bytes.
+        floats: With `"int8"` or `"int4"`: names of layers whose operations stay in floats, or
+            `"auto"`, the shortest stretch of operations with nine tenths of the error in it, by the
+            table of `int8_errors`; with a `tolerance` the shortest with which the error is that
+            low. It is chosen on the rows to compare on. Kernels of these operations are
+            stored in float16.
 
     Returns:
         The `ExportReport`: sizes, zeros of each weight, differences, every route tried; its `plot`
@@ -168,15 +178,18 @@ def export_litert(
         >>> report.total_weights, report.max_abs_diff < 1e-5, path.stat().st_size == report.bytes
         (8, True, True)
     """
-    _require_litert()
-    _check_model(model)
+    require_litert()
+    check_model(model)
     batch_size = check_integer("batch_size", batch_size)
     timeout = check_number("timeout", timeout)
     file = check_path(path)
     trained = has_trained_ranges(model)
     routes = routes_of(mode, representative_data is not None or trained)
     ends = inference_input_type, inference_output_type
+    if floats is not None and not isinstance(floats, str):
+        floats = list(floats)
     _check_arguments(routes, mode, ends, target, representative_data, trained)
+    _check_remedies(model, routes, equalize, floats, trained)
     task = task_of(
         model,
         batch_size,
@@ -187,10 +200,34 @@ def export_litert(
         of_blocks=any(route.of_blocks for route in routes),
         of_lstms=any(fuses_lstms(route) for route in routes),
         ends=ends,
+        equal=equalize,
+        floats=floats,
     )
     warn_of_rows(task)
     if mode is None and not _has_zeros(task):
         routes = routes[:1]
+    report = _exported(task, routes, file, mode, target)
+    if floats is None:
+        warn_of_floats(report)
+    return report
+
+
+def _exported(
+    task: Task,
+    routes: Sequence[Route],
+    file: Path,
+    mode: str | None,
+    target: str | None,
+) -> ExportReport:
+    """Writes the file of the best route.
+
+    Args:
+        task: The task of the export.
+        routes: The routes to try.
+        file: Path. Where to write.
+        mode: As for `export_litert`.
+        target: As for `export_litert`.
+    """
     # On the target's file system, so that the last step is one atomic rename.
     with staging(file.parent, file.name) as folder:
         steps = Steps("auto" if len(routes) > 1 else False)
@@ -202,17 +239,13 @@ def export_litert(
         report = ExportReport(
             **vars(winner.outcome),
             **_figures_of(winner.file.read_bytes()),
+            **_settings_of(task),
             path=str(file),
             mode=mode,
-            sample_rows=len(task.rows.compared[0]),
-            compared_on=task.rows.origin,
-            ends=ends,
             assumed=None if target is None else TARGETS[target],
-            versions=installed_versions(),
             routes=tuple(candidate.outcome for candidate in tried),
         )
         os.replace(winner.file, file)
-    warn_of_floats(report)
     return report
 
 
@@ -252,13 +285,23 @@ def _figures_of(content: bytes) -> dict[str, Any]:
     return {"gzip_bytes": _zipped(content), "weights": read_weights(content)}
 
 
+def _settings_of(task: Task) -> dict[str, Any]:
+    """The rows of a comparison, the ends of the file, and versions."""
+    return {
+        "sample_rows": len(task.rows.compared[0]),
+        "compared_on": task.rows.origin,
+        "ends": task.ends,
+        "versions": installed_versions(),
+    }
+
+
 def _has_zeros(task: Task) -> bool:
     """Whether a kernel has so many zeros that an encoding of them may pay."""
     shares = [np.mean(value == 0) for value in task.kernels.values()]
     return any(share >= _LEAST_ZEROS for share in shares)
 
 
-def _check_model(model: object) -> None:
+def check_model(model: object) -> None:
     if not isinstance(model, keras.Model):
         kind = type(model).__name__
         raise ValueError(
@@ -310,6 +353,47 @@ def _check_arguments(
         raise ValueError(
             f"`representative_data` is {'needed' if needs_data else 'unused'} with "
             f"mode={mode!r}. Received: {representative_data=!r:.60}"
+        )
+
+
+def _check_remedies(
+    model: keras.Model,
+    routes: Sequence[Route],
+    equalize: bool,
+    floats: list[str] | str | None,
+    trained: bool,
+) -> None:
+    """ValueError where `equalize` or `floats` does not fit the other arguments.
+
+    Args:
+        model: The user's model.
+        routes: Those of the mode.
+        equalize: As the user gave it, and so is the next one.
+        floats: Names of layers, "auto", or None.
+        trained: bool. Whether ranges of activations were trained.
+    """
+    if not equalize and floats is None:
+        return
+    are_static = all(
+        route.needs_data and route.encoding == "dense" for route in routes
+    )
+    if trained or not are_static:
+        modes = [route.name for route in routes]
+        raise ValueError(
+            "`equalize` and `floats` are for mode='int8' and 'int4' with `representative_data`. In "
+            "a model of `quantize_aware`, whose ranges are trained, use its `exclude`. "
+            f"Received: {equalize=}, {floats=}, routes {modes[:5]}, trained ranges: {trained}"
+        )
+    if floats is None or floats == "auto":
+        return
+    names: list[str] = []
+    if computes_its_graph(model):
+        names = [call.operation.name for call in graph_calls(model)]
+    unknown = sorted(set(floats) - set(names))
+    if isinstance(floats, str) or unknown:
+        raise ValueError(
+            "`floats` must be 'auto' or a list of names of layers of a functional or Sequential "
+            f"model, some of {names[:10]}. Received: {floats!r}"
         )
 
 
@@ -366,7 +450,7 @@ def check_path(path: str | os.PathLike[str]) -> Path:
     return target.resolve() if target.is_symlink() else target
 
 
-def _require_litert() -> None:
+def require_litert() -> None:
     converter_of_jax = ("jax", "litert_converter")
     without = converter_backend() != "tensorflow" and not any(
         map(is_missing, converter_of_jax)

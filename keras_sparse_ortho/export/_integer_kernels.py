@@ -20,6 +20,7 @@ _LEAST_CERTAIN = 256  # entries: smaller kernels may be whole steps by chance
 _LEAST_OF_FEW_BITS = {"dynamic": 1024, "static": 256}
 _LARGEST = 127  # of 8 bits
 _LARGEST_OF_4_BITS = 7
+_TINY = 1e-9  # of a kernel: weight decay leaves rows of 1e-37, in whose steps no bias fits
 _COLUMNS_TRIED_FIRST = 64
 
 
@@ -124,6 +125,7 @@ def _bounds(kernel: IntegerKernel) -> np.ndarray:
         .max(axis=1, initial=0)
         .astype(np.float64)
     )
+    peaks = np.where(peaks < _TINY * peaks.max(initial=0), 0, peaks)
     is_trained = (steps > 0) & (steps <= largest)
     whole_steps = largest // np.maximum(steps, 1) * steps
     integers_of_peaks = np.where(is_trained, whole_steps, largest)

@@ -1,8 +1,8 @@
 """Float32 LiteRT files to float16, or to integers by ai-edge-quantizer (AEQ) in trained ranges."""
 
 import re
-from collections.abc import Sequence
-from typing import Any, TypeAlias
+from collections.abc import Collection, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from ai_edge_quantizer import quantizer
@@ -17,6 +17,7 @@ from keras_sparse_ortho.export._flatbuffer import (
     write_model,
 )
 from keras_sparse_ortho.export._graph_changes import (
+    aeq_operations,
     part_outputs,
     round_floats,
     with_plain_gathers,
@@ -52,11 +53,32 @@ _LEAST_DYNAMIC = 1024  # entries of a kernel that is quantized in dynamic files
 _FEW_BITS = {"dynamic_int4": (2, 4), "int4": (4,)}
 
 
+class IntegerPlan(NamedTuple):
+    """The arguments of AEQ for one file.
+
+    Attributes:
+        model: The file of floats, changed so that AEQ can quantize more of it.
+        recipe: Rules of AEQ.
+        ranges: The ranges of tensors, by name.
+        peaks: Those inside of LSTMs.
+        in_floats: The operations that stay in floats, each with its graph.
+        kernels: The kernels that become integers.
+    """
+
+    model: ModelT
+    recipe: list[Rule]
+    ranges: dict[str, Range]
+    peaks: dict[str, Peaks]
+    in_floats: list[tuple[SubGraphT, OperatorT]]
+    kernels: list[IntegerKernel]
+
+
 def in_storage(
     content: bytes,
     storage: str,
     batches: Batches | None,
     ends: Sequence[str] = ("float32", "float32"),
+    floats: Collection[str] = (),
 ) -> bytes:
     """A float32 file in another storage.
 
@@ -65,6 +87,7 @@ def in_storage(
         storage: str. Such as "int8".
         batches: Inputs by name, for the ranges of static integers; None where they were trained.
         ends: Types of inputs and outputs.
+        floats: Names of tensors. Operations that write one stay in floats.
 
     Raises:
         ScalingMoved: Trained ranges need their own operation in the float32 file.
@@ -74,7 +97,35 @@ def in_storage(
         return content
     if storage == "float16":
         return narrowed(content, "float16")
-    kind = "dynamic" if storage.startswith("dynamic") else "static"
+    plan = integer_plan(content, storage, batches, ends, floats)
+    precise = set()
+    for graph, operator in _writers_of(plan.model, floats, ()):
+        precise |= {name_of(graph.tensors[index]) for index in operator.inputs}
+    table = _table(plan.model, plan.kernels, plan.ranges)
+    aeq = quantizer.Quantizer(bytearray(write_model(plan.model)), plan.recipe)
+    result = aeq.quantize(table or None, enable_progress_report=False)
+    quantized = bytes(result.quantized_model)
+    kind = _kind_of(storage)
+    if kind == "static":
+        quantized = with_integer_lstms(quantized, plan.ranges, plan.peaks)
+    else:
+        quantized = with_dynamic_lstms(quantized)
+    return narrowed(quantized, kind, precise)
+
+
+def _kind_of(storage: str) -> str:
+    return "dynamic" if storage.startswith("dynamic") else "static"
+
+
+def integer_plan(
+    content: bytes,
+    storage: str,
+    batches: Batches | None,
+    ends: Sequence[str] = ("float32", "float32"),
+    floats: Collection[str] = (),
+) -> IntegerPlan:
+    """The plan of a file of integers; arguments as for `in_storage`."""
+    kind = _kind_of(storage)
     model = read_model(content)
     recipe = [_rule(".*", "*", _settings(kind))]
     ranges: dict[str, Range] = {}
@@ -101,6 +152,7 @@ def in_storage(
                 measured[name] = range_of_output(peaks_of_lstm)
         part_outputs(model)
         ranges, in_floats = implied_ranges(model, measured, recipe)
+        in_floats += _writers_of(model, floats, in_floats)
         ranges = {
             name: wide_enough(measured) for name, measured in ranges.items()
         }
@@ -113,15 +165,22 @@ def in_storage(
         _rule(_scope(graph, operator), "*", None)
         for graph, operator in in_floats
     ]
-    table = _table(model, kernels, ranges)
-    aeq = quantizer.Quantizer(bytearray(write_model(model)), recipe)
-    result = aeq.quantize(table or None, enable_progress_report=False)
-    quantized = bytes(result.quantized_model)
-    if kind == "static":
-        quantized = with_integer_lstms(quantized, ranges, peaks)
-    else:
-        quantized = with_dynamic_lstms(quantized)
-    return narrowed(quantized, kind)
+    return IntegerPlan(model, recipe, ranges, peaks, in_floats, kernels)
+
+
+def _writers_of(
+    model: ModelT,
+    names: Collection[str],
+    in_floats: Sequence[tuple[SubGraphT, OperatorT]],
+) -> list[tuple[SubGraphT, OperatorT]]:
+    """The operations that write tensors of these names, except those already in floats."""
+    ids = {id(operator) for _, operator in in_floats}
+    writers = []
+    for graph, operator, _ in aeq_operations(model):
+        outputs = {name_of(graph.tensors[index]) for index in operator.outputs}
+        if outputs.intersection(names) and id(operator) not in ids:
+            writers.append((graph, operator))
+    return writers
 
 
 def _rule(scope: str, kind: str, settings: dict[str, Any] | None) -> Rule:

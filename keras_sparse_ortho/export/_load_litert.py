@@ -41,6 +41,7 @@ from keras_sparse_ortho.export._signature import (
 )
 from keras_sparse_ortho.export._worker import (
     interpreter_of,
+    runner_of,
     to_floats,
     to_integers,
 )
@@ -81,7 +82,7 @@ class LiteRTModel(Answering):
                 model_content=content, num_threads=threads
             )
             interpreter.allocate_tensors()
-            self._runner = interpreter.get_signature_runner()
+            self._runner = runner_of(interpreter)
             self._inputs = self._runner.get_input_details()
             self._outputs = self._runner.get_output_details()
             if {*self._inputs} != {*input_names} or {*self._outputs} != {
@@ -293,7 +294,7 @@ def _inspect(content: bytes, path: str, timeout: float) -> Record:
                 ) from None
             raise LiteRTFileError(
                 "The file must run in ai-edge-litert's interpreter, which was tried in a "
-                "subprocess: it is corrupted, truncated, or not a LiteRT file with a signature. "
+                "subprocess: it is corrupted, truncated, or no LiteRT file. "
                 f"Received: {path!r}; {' '.join(str(error).split())}"
             ) from None
 

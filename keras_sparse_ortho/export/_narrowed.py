@@ -1,5 +1,7 @@
 """Float constants of a LiteRT file stored in fewer bits."""
 
+from collections.abc import Collection
+
 import numpy as np
 from ai_edge_litert import schema_py_generated as schema
 
@@ -21,12 +23,13 @@ _LEAST_SIZE = {
 }
 
 
-def narrowed(content: bytes, kind: str) -> bytes:
+def narrowed(content: bytes, kind: str, precise: Collection[str] = ()) -> bytes:
     """The file with large float constants narrowed, and restored by DEQUANTIZE at load.
 
     Args:
         content: bytes. The file.
         kind: str. "float16", or "static" or "dynamic" for int8.
+        precise: Names of constants that get float16 even so.
     """
     model = read_model(content)
     code = add_code(model, "DEQUANTIZE", 3)
@@ -43,7 +46,7 @@ def narrowed(content: bytes, kind: str) -> bytes:
             values = _float_constant(model, tensor)
             if values is None or values.size < _LEAST_SIZE[kind]:
                 continue
-            if kind == "float16":
+            if kind == "float16" or name_of(tensor) in precise:
                 narrow, entries = _in_float16(values)
             elif values.ndim < 2:
                 continue

@@ -47,7 +47,7 @@ _STEPS = 255  # of a range
 # step, 256 at most in XNNPACK.
 _MOST_BIAS, _MOST_RATIO = 2**30, 128
 # Operations whose output has the range of their input, and those whose range LiteRT knows.
-_PASS_ON = (
+PASS_ON = (
     *MOVING,
     "SPLIT",
     "MAX_POOL_2D",
@@ -182,7 +182,7 @@ def _imply_forward(step: _Operation, ranges: dict[str, Range]) -> None:
     if all(source in ranges for source in step.sources):
         if step.kind in _FIXED:
             ranges.update(dict.fromkeys(step.results, _FIXED[step.kind]))
-        elif step.kind in _PASS_ON:
+        elif step.kind in PASS_ON:
             ranges.update(dict.fromkeys(step.results, first))
     if step.kind == "RELU":
         ranges.setdefault(step.results[0], (0.0, max(first[1], 0.0)))
@@ -204,7 +204,7 @@ def _is_quantizable(
     if key == "no_quantize":
         return False
     return (
-        step.kind not in _PASS_ON
+        step.kind not in PASS_ON
         or ranges[step.results[0]] == ranges[step.sources[0]]
     )
 
@@ -246,7 +246,7 @@ def fit_steps(
         if len(operator.outputs) == 0:  # it assigns a variable
             continue
         output = name_of(graph.tensors[operator.outputs[0]])
-        if kind in _PASS_ON:
+        if kind in PASS_ON:
             for source in _float_activations(model, graph, operator.inputs):
                 if output in ranges and before.get(source) == before[output]:
                     ranges[output] = ranges[source]

@@ -154,6 +154,8 @@ class RouteOutcome(Answering):
         max_abs_diff: float. Largest difference from Keras.
         argmax_agreement: float. Fraction of sample rows whose largest output is Keras', the least
             over outputs of rank 2 with more than one column; None if there is none.
+        cosine: float. That of Keras' outputs and the file's on all sample rows; of several outputs
+            the least.
         latency_ms: float. Median time of one call; None if it was not measured.
         seconds: float. Spent on converting, and comparing.
         kept: dict. For `+blocks` the kernels that stay dense, with the reason; in files with fused
@@ -173,6 +175,7 @@ class RouteOutcome(Answering):
     tolerance: float | None = None
     max_abs_diff: float | None = None
     argmax_agreement: float | None = None
+    cosine: float | None = None
     latency_ms: float | None = None
     seconds: float = 0.0
     kept: dict[str, str] = dataclasses.field(default_factory=dict, repr=False)

@@ -43,7 +43,7 @@ from keras_sparse_ortho.export._signature import (
     pack,
     signature_of,
 )
-from keras_sparse_ortho.quantization import has_trained_ranges
+from keras_sparse_ortho.quantization import equalize, has_trained_ranges
 
 
 class Steps:
@@ -103,6 +103,7 @@ class Task:
         has_ranges: bool. Whether ranges of activations were trained.
         doubts: Signs that calibration rows are wrong.
         ends: Types of inputs and outputs of the file.
+        floats: Names of layers that stay in floats in files of integers, "auto", or None.
         tolerance: float. The largest error that passes; None for that of the route.
         timeout: float. Seconds for each job of a subprocess.
     """
@@ -118,6 +119,7 @@ class Task:
     has_ranges: bool
     doubts: list[str]
     ends: tuple[str, str]
+    floats: list[str] | str | None
     tolerance: float | None
     timeout: float
 
@@ -139,6 +141,8 @@ def task_of(
     of_blocks: bool = False,
     of_lstms: bool = False,
     ends: tuple[str, str] = ("float32", "float32"),
+    equal: bool = False,
+    floats: list[str] | str | None = None,
 ) -> Task:
     """Checks the arguments of an export, and calls Keras; see `export_litert`.
 
@@ -152,6 +156,8 @@ def task_of(
         of_blocks: bool. Whether some route has live blocks.
         of_lstms: bool. Whether some route has the fused operator for LSTMs.
         ends: Types of inputs and outputs of the file.
+        equal: bool. Whether the ranges of channels are equalized.
+        floats: Names of layers that stay in floats in files of integers, "auto", or None.
     """
     # `not` refuses NaN as well.
     if tolerance is not None and not tolerance >= 0:
@@ -163,30 +169,35 @@ def task_of(
     )
     has_ranges = has_trained_ranges(model)
     rows = rows_of(signature, compared, representative, has_ranges)
-    plain, reference = plain_model(model)
+    converted, reference = plain_model(model)
     signs = []
     if representative is not None and not has_ranges:
-        signs = doubts(plain, signature, representative)
+        signs = doubts(converted, signature, representative)
     first_batch = full_batches(rows.compared, batch_size)[0]
     tensors = [keras.ops.convert_to_tensor(array) for array in first_batch]
     inputs = pack(signature.nesting, tensors)
     check_states(reference, inputs)
     names, outputs = keras_outputs(reference, signature, rows.compared)
+    if equal:
+        assert rows.calibrating is not None
+        data = pack(signature.nesting, rows.calibrating)
+        converted = equalize(converted, data)
     lstms = NO_LSTMS
     if of_lstms:
-        lstms = plan_of_lstms(plain, inputs)
+        lstms = plan_of_lstms(converted, inputs)
     return Task(
-        model=plain,
+        model=converted,
         signature=signature,
         rows=rows,
         names=names,
         outputs=outputs,
-        kernels=kernels_of(plain),
-        blocks=plan_of(plain) if of_blocks else BlockPlan({}, {}),
+        kernels=kernels_of(converted),
+        blocks=plan_of(converted) if of_blocks else BlockPlan({}, {}),
         lstms=lstms,
         has_ranges=has_ranges,
         doubts=signs,
         ends=ends,
+        floats=floats,
         tolerance=tolerance,
         timeout=timeout,
     )

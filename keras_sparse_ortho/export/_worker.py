@@ -75,6 +75,10 @@ def convert(
     ends: list[str],
     result: str,
     representative: str | None = None,
+    floats: list[str] | str | None = None,
+    held: str | None = None,
+    layers: str | None = None,
+    tolerance: float | None = None,
 ) -> list[int]:
     """Writes a file; or numbers the ranges that need an operation of their own in the trace.
 
@@ -86,13 +90,19 @@ def convert(
         ends: Types of inputs and outputs.
         result: str. Where to write.
         representative: str. An NPZ file with rows to calibrate on.
+        floats: Names of layers that stay in floats, or "auto".
+        held: str. An NPZ file with rows to choose these on.
+        layers: str. A file of `write_layer_outputs`.
+        tolerance: float. The largest error of a file with `floats="auto"`.
     """
     _load_converter()
     from keras_sparse_ortho.export._integers import in_storage
+    from keras_sparse_ortho.export._layer_tensors import tensors_of_layers
     from keras_sparse_ortho.export._marks import ScalingMoved
     from keras_sparse_ortho.export._sparse_encoding import (
         with_densify,
     )
+    from keras_sparse_ortho.export._tensor_errors import chosen_floats
     from keras_sparse_ortho.export._tracing import (
         by_tensorflow,
         float_file,
@@ -105,11 +115,62 @@ def convert(
         if representative is not None:
             batches = _batches(representative, inputs)
         try:
-            content = in_storage(float_file(path), storage, batches, ends)
+            content = float_file(path)
+            names: list[str] = []
+            if floats == "auto":
+                assert held is not None
+                names = chosen_floats(
+                    content,
+                    storage,
+                    list(batches or []),
+                    list(_batches(held, inputs)),
+                    tolerance,
+                )
+                batches = _batches(str(representative), inputs)
+            elif floats is not None:
+                names = tensors_of_layers(content, str(layers), floats)
+            content = in_storage(content, storage, batches, ends, names)
         except ScalingMoved as moved:
             return moved.numbers
     Path(result).write_bytes(content)
     return []
+
+
+def measure(
+    path: str,
+    inputs: list[InputDict],
+    representative: str,
+    held: str,
+    layers: str,
+    kernels: str,
+    ends: list[str],
+) -> dict[str, Any]:
+    """The errors of all tensors of a file of int8, each rounded alone.
+
+    Args:
+        path: str. The output of `trace`.
+        inputs: Name, shape and dtype of each input.
+        representative: str. An NPZ file with rows to calibrate on.
+        held: str. An NPZ file with rows to measure on.
+        layers: str. A file of `write_layer_outputs`.
+        kernels: str. An NPZ file of kernels, by path.
+        ends: Types of inputs and outputs.
+    """
+    _load_converter()
+    from keras_sparse_ortho.export._tensor_errors import named_errors
+    from keras_sparse_ortho.export._tracing import float_file
+
+    with np.load(kernels) as arrays:
+        header, *values = [arrays[name] for name in arrays.files]
+    paths = json.loads(str(header))
+    by_path = {path: [value] for path, value in zip(paths, values, strict=True)}
+    return named_errors(
+        float_file(path),
+        list(_batches(representative, inputs)),
+        list(_batches(held, inputs)),
+        layers,
+        by_path,
+    )
 
 
 def run(
@@ -168,7 +229,7 @@ def inspect(file: str) -> dict[str, Any]:
             buffer.DataAsNumpy()  # raises where the data would end beyond the file
         if buffer.Offset() + buffer.Size() > len(content):
             raise ValueError(f"buffer {index} ends beyond the file")
-    runner = interpreter_of(model_path=file).get_signature_runner()
+    runner = runner_of(interpreter_of(model_path=file))
     zeros = {}
     for name, details in runner.get_input_details().items():
         zeros[name] = np.zeros(details["shape"], details["dtype"])
@@ -193,7 +254,8 @@ def bench(file: str, threads: int, calls: int, amx: bool = True) -> list[float]:
 
 
 TASKS: dict[str, Callable[..., Any]] = {
-    task.__name__: task for task in (trace, convert, run, inspect, bench)
+    task.__name__: task
+    for task in (trace, convert, measure, run, inspect, bench)
 }
 
 
@@ -303,6 +365,51 @@ def interpreter_of(**options: Any) -> Any:
     from ai_edge_litert.interpreter import Interpreter
 
     return Interpreter(**options)
+
+
+class PlainRunner:
+    """Calls a file without a signature by the names of its tensors, as a runner of LiteRT does.
+
+    Args:
+        interpreter: The interpreter of the file.
+    """
+
+    def __init__(self, interpreter: Any) -> None:
+        interpreter.allocate_tensors()
+        self._interpreter = interpreter
+
+    def get_input_details(self) -> dict[str, TensorDetails]:
+        return _by_name(self._interpreter.get_input_details())
+
+    def get_output_details(self) -> dict[str, TensorDetails]:
+        return _by_name(self._interpreter.get_output_details())
+
+    def __call__(self, **values: np.ndarray) -> dict[str, np.ndarray]:
+        for name, details in self.get_input_details().items():
+            self._interpreter.set_tensor(details["index"], values[name])
+        self._interpreter.invoke()
+        outputs = {}
+        for name, details in self.get_output_details().items():
+            outputs[name] = self._interpreter.get_tensor(details["index"])
+        return outputs
+
+
+def _by_name(details: list[TensorDetails]) -> dict[str, TensorDetails]:
+    """The details of tensors by name; a name that is taken gets the index of its tensor."""
+    by_name: dict[str, TensorDetails] = {}
+    for tensor in details:
+        name = tensor["name"]
+        if name in by_name:
+            name = f"{name}_{tensor['index']}"
+        by_name[name] = tensor
+    return by_name
+
+
+def runner_of(interpreter: Any) -> Any:
+    """A runner that calls a file by names: LiteRT's, where the file has a signature."""
+    if interpreter.get_signature_list():
+        return interpreter.get_signature_runner()
+    return PlainRunner(interpreter)
 
 
 @functools.cache

@@ -7,9 +7,8 @@ import numpy as np
 
 from keras_sparse_ortho._types import Tensor
 from keras_sparse_ortho._values import to_numpy
-from keras_sparse_ortho.calibration import Rows
 from keras_sparse_ortho.families._register_layer import register_layer
-from keras_sparse_ortho.kernels import KernelLayout, Layouts
+from keras_sparse_ortho.kernels import KernelLayout, Layouts, Rows
 from keras_sparse_ortho.layers import is_elementwise
 from keras_sparse_ortho.models import (
     ChannelCall,
@@ -61,6 +60,14 @@ class Transposed(Linear):
             "its kernel has no rows for each channel it reads",
         )
         return tracer.make(self.layer.name, self.kernel.shape[-1])
+
+    def rescaled(
+        self,
+        inputs: np.ndarray,
+        outputs: np.ndarray,
+    ) -> list[np.ndarray]:
+        [kernel, *bias] = super().rescaled(inputs, outputs)
+        return [np.swapaxes(kernel, -1, -2), *bias]
 
 
 class ConvolutionRows(Rows):

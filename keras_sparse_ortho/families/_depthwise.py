@@ -6,13 +6,12 @@ import keras
 import numpy as np
 
 from keras_sparse_ortho._values import to_numpy
-from keras_sparse_ortho.calibration import as_matrices
 from keras_sparse_ortho.families._convolution import (
     ConvolutionRows,
     output_pixels,
 )
 from keras_sparse_ortho.families._register_layer import register_layer
-from keras_sparse_ortho.kernels import KernelLayout
+from keras_sparse_ortho.kernels import KernelLayout, as_matrices
 from keras_sparse_ortho.layers import is_elementwise
 from keras_sparse_ortho.models import (
     ChannelCall,
@@ -20,14 +19,17 @@ from keras_sparse_ortho.models import (
     Constants,
     Linear,
     Mask,
+    Scales,
     SmallerLayer,
     Tied,
     activated,
     bias_of,
     for_single_inputs,
     has_borders,
+    limit_of,
     smaller_layer,
     value_of,
+    with_scaled_bias,
     without_tiny,
 )
 
@@ -63,6 +65,26 @@ class Depthwise(Tied):
     ) -> SmallerLayer:
         bias = self.bias[live] if self.layer.use_bias else None
         return smaller_layer(self.layer, {}, [self.kernel[..., read, :], bias])
+
+    def limit(self) -> float | None:
+        return limit_of(self.layer.activation)
+
+    def scale(
+        self,
+        scales: Scales,
+        inputs: np.ndarray,
+        outputs: int,
+    ) -> np.ndarray:
+        return scales.make(outputs)
+
+    def rescaled(
+        self,
+        inputs: np.ndarray,
+        outputs: np.ndarray,
+    ) -> list[np.ndarray]:
+        by_channel = outputs.reshape(len(inputs), -1) / inputs[:, None]
+        kernel = self.kernel * by_channel
+        return with_scaled_bias(self.layer, [kernel], outputs)
 
 
 class Separable(Linear):
@@ -103,6 +125,14 @@ class Separable(Linear):
         pointwise = self.kernel[..., rows, :][..., live]
         weights = [depthwise, pointwise, self._bias_of(settings, bias, live)]
         return smaller_layer(self.layer, settings, weights)
+
+    def rescaled(
+        self,
+        inputs: np.ndarray,
+        outputs: np.ndarray,
+    ) -> list[np.ndarray]:
+        kernels = [self.depthwise / inputs[:, None], self.kernel * outputs]
+        return with_scaled_bias(self.layer, kernels, outputs)
 
 
 def _each_by_itself(

@@ -6,9 +6,8 @@ import keras
 import numpy as np
 
 from keras_sparse_ortho._types import Tensor
-from keras_sparse_ortho.calibration import Rows
 from keras_sparse_ortho.families._register_layer import register_layer
-from keras_sparse_ortho.kernels import KernelLayout, Layouts
+from keras_sparse_ortho.kernels import KernelLayout, Layouts, Rows
 from keras_sparse_ortho.orthogonal import einsum_axes
 
 L = keras.layers

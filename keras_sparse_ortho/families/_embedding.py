@@ -4,9 +4,8 @@ import keras
 import numpy as np
 
 from keras_sparse_ortho._types import Tensor
-from keras_sparse_ortho.calibration import LastAxisRows, Rows
 from keras_sparse_ortho.families._register_layer import register_layer
-from keras_sparse_ortho.kernels import KernelLayout
+from keras_sparse_ortho.kernels import KernelLayout, LastAxisRows, Rows
 from keras_sparse_ortho.models import (
     ChannelCall,
     ChannelRule,

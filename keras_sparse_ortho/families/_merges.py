@@ -1,6 +1,7 @@
 """Sums, products and the like of several tensors, or of tensors and constants; Concatenate."""
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ from keras_sparse_ortho.models import (
     ChannelTensor,
     Constants,
     Mask,
+    Scales,
     SmallerLayer,
     SmallerOperation,
     Tied,
@@ -141,6 +143,21 @@ class Merge(Tied):
         )
         return super().trace(tracer, inputs)
 
+    def limit(self) -> float | None:
+        has_arrays = any(operand.array is not None for operand in self.operands)
+        if has_arrays or self.shared.size:
+            return None
+        return math.inf if type(self.layer).__name__ in _OF_SUMS else None
+
+    def scale(
+        self,
+        scales: Scales,
+        inputs: np.ndarray,
+        outputs: int,
+    ) -> np.ndarray:
+        scales.hold(inputs[self.shared])
+        return super().scale(scales, inputs, outputs)
+
 
 def _differ(channels: np.ndarray) -> bool:
     """Whether outputs read channels of their own; else all read one channel."""
@@ -164,6 +181,8 @@ def _multiplied(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     return np.where((first == 0) | (second == 0), 0.0, first * second)
 
 
+# Where a common factor of all tensors is one of the result.
+_OF_SUMS = ("Add", "Average", "Maximum", "Minimum", "Subtract")
 _COMBINE: dict[str, Combine] = {
     "Add": np.add,
     "Average": np.add,

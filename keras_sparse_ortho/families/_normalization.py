@@ -1,5 +1,6 @@
 """BatchNormalization, and normalizations whose statistics are those of several channels."""
 
+import math
 from typing import Any
 
 import keras
@@ -10,6 +11,7 @@ from keras_sparse_ortho.models import (
     ChannelRule,
     Constants,
     Mask,
+    Scales,
     SmallerLayer,
     SmallerOperation,
     Tied,
@@ -36,6 +38,38 @@ class BatchStatistics(Tied):
         shift = shift - value_of(layer.moving_mean) * scale
         return np.where(scale == 0, shift, constants * scale + shift)
 
+    def limit(self) -> float | None:
+        return math.inf
+
+    def scale(
+        self,
+        scales: Scales,
+        inputs: np.ndarray,
+        outputs: int,
+    ) -> np.ndarray:
+        if self.layer.scale:
+            return scales.make(outputs)
+        return super().scale(scales, inputs, outputs)
+
+    def rescaled(
+        self,
+        inputs: np.ndarray,
+        outputs: np.ndarray,
+    ) -> list[np.ndarray]:
+        """Statistics of the scaled inputs; without gamma their variance stays, as outputs scale."""
+        layer = self.layer
+        variance = value_of(layer.moving_variance)
+        weights = []
+        if layer.scale:
+            deviation = np.sqrt(variance + layer.epsilon)
+            variance = inputs**2 * variance
+            new_deviation = np.sqrt(variance + layer.epsilon)
+            factors = outputs * new_deviation / (inputs * deviation)
+            weights.append(value_of(layer.gamma) * factors)
+        if layer.center:
+            weights.append(value_of(layer.beta) * outputs)
+        return [*weights, value_of(layer.moving_mean) * inputs, variance]
+
 
 class LayerStatistics(Tied):
     """Statistics of each sample: nothing behind them is a constant.
@@ -57,6 +91,9 @@ class LayerStatistics(Tied):
 
     def constant_outputs(self, constants: Constants) -> Constants:
         return np.full_like(constants, np.nan)
+
+    def limit(self) -> float | None:
+        return None
 
     def smaller(
         self, constants: Constants, read: Mask, live: Mask

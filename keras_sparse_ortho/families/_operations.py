@@ -1,4 +1,4 @@
-"""Operations on tensors that are no layers: slices, parts, means over positions."""
+"""Operations on tensors that are not layers: slices, parts, means over positions."""
 
 import functools
 from typing import Any

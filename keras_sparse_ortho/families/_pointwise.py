@@ -1,5 +1,6 @@
 """Layers that pass channels on: activations, dropout, pooling, padding, PReLU."""
 
+import math
 from typing import Any
 
 import keras
@@ -61,6 +62,16 @@ class Slopes(Tied):
     ) -> SmallerLayer:
         alpha = np.compress(live, self.alpha, axis=self.axis - 1)
         return smaller_layer(self.layer, {}, [alpha])
+
+    def limit(self) -> float | None:
+        return math.inf
+
+    def rescaled(
+        self,
+        inputs: np.ndarray,
+        outputs: np.ndarray,
+    ) -> list[np.ndarray]:
+        return [self.alpha]
 
 
 def _activation(call: ChannelCall) -> ChannelRule | str:

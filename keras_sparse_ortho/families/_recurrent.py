@@ -7,9 +7,8 @@ import numpy as np
 
 from keras_sparse_ortho._keras_internals import ConvLSTMCell
 from keras_sparse_ortho._types import Tensor
-from keras_sparse_ortho.calibration import LastAxisRows, Rows
 from keras_sparse_ortho.families._register_layer import register_layer
-from keras_sparse_ortho.kernels import KernelLayout, Layouts
+from keras_sparse_ortho.kernels import KernelLayout, LastAxisRows, Layouts, Rows
 from keras_sparse_ortho.models import (
     ChannelCall,
     ChannelRule,

@@ -7,15 +7,20 @@ import keras
 
 from keras_sparse_ortho import quantization
 from keras_sparse_ortho._checks import as_text, other_keywords
-from keras_sparse_ortho.calibration import (
+from keras_sparse_ortho.kernels import (
+    Layouts,
     MakeRows,
     RowsRule,
+    kernel_layouts,
     kernel_rows,
     last_axis_rows,
     rows_by_name,
 )
-from keras_sparse_ortho.kernels import Layouts, kernel_layouts
-from keras_sparse_ortho.layers import register_by_sample
+from keras_sparse_ortho.layers import (
+    BlockSparseLayer,
+    register_block_form,
+    register_by_sample,
+)
 from keras_sparse_ortho.models import (
     MakeRule,
     PositionRule,
@@ -44,6 +49,7 @@ def register_layer(
     rounding: Rounding | None = None,
     keeps_range: bool = False,
     by_sample: bool = False,
+    blocks: type[BlockSparseLayer] | None = None,
 ) -> None:
     """Tells the package of a class of layers: its kernels, and how it computes with them.
 
@@ -53,8 +59,8 @@ def register_layer(
     a message that names it.
 
     Args:
-        kind: type. A class of layers. All but `channels` and `by_sample` hold for its subclasses,
-            too.
+        kind: type. A class of layers. All but `channels`, `by_sample` and `blocks` hold for its
+            subclasses, too.
         layouts: dict from the name of each kernel (`variable.name`) to its `KernelLayout`, or a
             callable that takes the layer and returns one: `initializers.kernel_layouts`. Empty for
             a layer without kernels.
@@ -72,6 +78,8 @@ def register_layer(
         by_sample: bool. Whether the layer maps each sample by itself, with samples first, and has
             no state. Under data parallelism on JAX, only the gradients of live values are then sent
             between devices.
+        blocks: class of layers, derived from `layers.BlockSparseDense` or its like, whose
+            `namesake` is `kind`: the form on live blocks, for `storage="blocks"`.
 
     A layer on the last axis computes
 
@@ -79,8 +87,8 @@ def register_layer(
 
     with `x` and `y` divided along their last axis into a part for each matrix `K_m`.
 
-    Raises TypeError for a `kind` that is no class of layers, and for other answers. Then nothing is
-    registered.
+    Raises TypeError for a `kind` that is not a class of layers, and for other answers. Then nothing
+    is registered.
 
     Limits: the layer should multiply by its kernels in `call` alone, and read them as attributes,
     since wrappers replace their values there.
@@ -119,6 +127,14 @@ def register_layer(
             f"`rounding` must be one of {list(ROUNDINGS)} or None. Received: rounding="
             f"{as_text(rounding)}"
         )
+    if blocks is not None:
+        if getattr(blocks, "namesake", kind) is not kind:
+            raise TypeError(
+                "The class `blocks` must have `kind` as its `namesake`. Received: "
+                f"kind={as_text(kind)}, blocks={as_text(blocks)}, "
+                f"blocks.namesake={as_text(blocks.namesake)}"
+            )
+        register_block_form(blocks)
     if channels is not None:
         register_channel_rule(kind, channels)
     kernel_layouts.register(kind, layouts_rule)

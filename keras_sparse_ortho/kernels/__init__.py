@@ -14,6 +14,19 @@ from keras_sparse_ortho.kernels._layouts import (
     is_table,
     kernel_layouts,
 )
+from keras_sparse_ortho.kernels._rows import (
+    LastAxisRows,
+    MakeRows,
+    Rows,
+    RowsRule,
+    as_matrices,
+    canonical_shape,
+    from_matrices,
+    kernel_rows,
+    last_axis_rows,
+    rows_by_name,
+    rows_of,
+)
 from keras_sparse_ortho.kernels._selection import (
     Selection,
     choose,

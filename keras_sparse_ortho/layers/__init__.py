@@ -9,6 +9,7 @@ from keras_sparse_ortho.layers._block_grid import (
 from keras_sparse_ortho.layers._block_layer_like import (
     BlockLayer,
     block_layer_like,
+    register_block_form,
     why_no_block_form,
 )
 from keras_sparse_ortho.layers._block_operands import (

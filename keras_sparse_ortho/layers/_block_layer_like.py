@@ -5,6 +5,7 @@ from typing import Any
 
 import keras
 
+from keras_sparse_ortho._checks import as_text
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.initializers import SparseInitializer
 from keras_sparse_ortho.layers._block_sparse_dense import (
@@ -27,16 +28,7 @@ from keras_sparse_ortho.parametrizations import why_needs_dense
 BlockLayer = BlockSparseLayer | BlockSparseRNN
 """A layer that holds, and computes with, the live blocks of its kernels."""
 
-_KINDS: dict[Any, type[BlockSparseLayer]] = {
-    kind.namesake: kind
-    for kind in (
-        BlockSparseDense,
-        BlockSparseEinsumDense,
-        BlockSparseConv1D,
-        BlockSparseConv2D,
-        BlockSparseConv3D,
-    )
-}
+_FORMS: dict[type, type[BlockSparseLayer]] = {}
 # In the configurations of plain layers only; LoRA and quantization are refused below.
 _NOT_TAKEN = (
     "lora_rank",
@@ -44,6 +36,30 @@ _NOT_TAKEN = (
     "quantization_config",
     "gptq_unpacked_column_size",
 )
+
+
+def register_block_form(form: type[BlockSparseLayer]) -> None:
+    """Makes a class of layers of live blocks the form of its `namesake`, a class of plain layers.
+
+    The form takes the configuration of the plain layer, and `density`, `block`, `counts` and
+    `seed`. Raises TypeError for another class.
+    """
+    if not (isinstance(form, type) and issubclass(form, BlockSparseLayer)):
+        raise TypeError(
+            "`blocks` must be a class of layers of live blocks, as a subclass of BlockSparseDense. "
+            f"Received: blocks={as_text(form)}"
+        )
+    _FORMS[form.namesake] = form
+
+
+for _form in (
+    BlockSparseDense,
+    BlockSparseEinsumDense,
+    BlockSparseConv1D,
+    BlockSparseConv2D,
+    BlockSparseConv3D,
+):
+    register_block_form(_form)
 
 
 def block_layer_like(
@@ -99,7 +115,7 @@ def block_layer_like(
         settings["kernel_initializer"] = "exact_orthogonal"
         gain = getattr(layer.kernel_initializer, "gain", 1.0)
         settings["gain"] = gain if isinstance(gain, float | int) else 1.0
-    return _KINDS[type(layer)](**{**config, **settings})
+    return _FORMS[type(layer)](**{**config, **settings})
 
 
 def why_no_block_form(layer: keras.layers.Layer) -> str | None:
@@ -108,9 +124,9 @@ def why_no_block_form(layer: keras.layers.Layer) -> str | None:
         return "it is stateful" if layer.stateful else why_no_gates(layer.cell)
     if type(layer) in (keras.layers.LSTMCell, keras.layers.GRUCell):
         return why_no_gates(layer)
-    if type(layer) not in _KINDS:
-        kinds = ", ".join(kind.__name__ for kind in (*_KINDS, *CELLS))
-        return f"only {kinds} have such a form"
+    if type(layer) not in _FORMS:
+        kinds = ", ".join(kind.__name__ for kind in (*_FORMS, *CELLS))
+        return f"only {kinds}, and `register_layer(blocks=)`, have such a form"
     if getattr(layer, "lora_enabled", False):
         return "LoRA is enabled on it, and its update of the kernel is dense"
     if getattr(layer, "quantization_mode", None) is not None:

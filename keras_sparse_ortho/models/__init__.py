@@ -9,7 +9,8 @@ from keras_sparse_ortho.models._at_density import (
     warn_unless_at_density,
     watch_saving,
 )
-from keras_sparse_ortho.models._channel_graph import flattened
+from keras_sparse_ortho.models._channel_classes import ChannelClasses
+from keras_sparse_ortho.models._channel_graph import ChannelGraph, flattened
 from keras_sparse_ortho.models._channel_groups import (
     ChannelGroup,
     ChannelGroups,
@@ -25,6 +26,7 @@ from keras_sparse_ortho.models._channel_rules import (
     Linear,
     MakeRule,
     Mask,
+    Scales,
     Shape,
     SmallerLayer,
     SmallerOperation,
@@ -39,10 +41,12 @@ from keras_sparse_ortho.models._channel_rules import (
     has_borders,
     identity_sources,
     last_axis,
+    limit_of,
     passes_channels,
     register_channel_rule,
     smaller_layer,
     value_of,
+    with_scaled_bias,
     without_tiny,
 )
 from keras_sparse_ortho.models._convert import convert

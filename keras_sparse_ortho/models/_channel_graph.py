@@ -90,7 +90,7 @@ def _masks_of(call: GraphCall) -> list[int]:
 
 
 class ChannelGraph:
-    """The calls of a model in order, and the channels of its tensors, by `id`.
+    """The calls of a model in order; its tensors with their channels, and their sizes, by `id`.
 
     Args:
         model: Model that `computes_its_graph`.
@@ -104,7 +104,7 @@ class ChannelGraph:
     ) -> None:
         self.sizes: dict[int, int] = {}
         self.calls: list[RuledCall] = []
-        self._tensors: dict[int, ChannelTensor] = {}
+        self.tensors: dict[int, ChannelTensor] = {}
         calls = graph_calls(model)
         self._times = collections.Counter(id(call.operation) for call in calls)
         formats = [
@@ -151,7 +151,7 @@ class ChannelGraph:
     ) -> None:
         shape = tuple(tensor.shape)
         channels = ChannelTensor(shape, axis % max(len(shape), 1))
-        self._tensors.setdefault(id(tensor), channels)
+        self.tensors.setdefault(id(tensor), channels)
         self.sizes.setdefault(id(tensor), channels.size)
 
     def _rule(
@@ -173,7 +173,7 @@ class ChannelGraph:
         kwargs = {
             name: value for name, value in call.kwargs.items() if name != "mask"
         }
-        tensors = tuple(self._tensors[id(tensor)] for tensor in inputs)
+        tensors = tuple(self.tensors[id(tensor)] for tensor in inputs)
         shapes = tuple(tuple(tensor.shape) for tensor in call.outputs)
         return rule_of(
             ChannelCall(layer, tensors, shapes, call.args, kwargs, exact)

@@ -11,6 +11,7 @@ import numpy as np
 
 from keras_sparse_ortho._checks import other_keywords
 from keras_sparse_ortho.kernels import storages_of, walk
+from keras_sparse_ortho.models._channel_classes import ChannelClasses
 from keras_sparse_ortho.models._channel_graph import (
     GIVEN,
     ChannelGraph,
@@ -167,8 +168,8 @@ def channel_groups(
     Limits: the constants of channels behind zero padding, which may keep one channel more, are not
     counted here. The `rows` of a SeparableConv are those of its pointwise kernel. The inputs of a
     transposed convolution have no rows, so they stay. JAX has one width for queries and values of
-    attention, so `"<layer>/values"` is no group there. Heads and values are rows of one kernel: a
-    row that belongs to two removed channels counts once.
+    attention, so `"<layer>/values"` is not a group there. Heads and values are rows of one
+    kernel: a row that belongs to two removed channels counts once.
 
     Examples:
         >>> import keras
@@ -204,9 +205,8 @@ class _Reading(NamedTuple):
 class _Tracing:
     """Follows channels through a model; channels that go together get into one class.
 
-    Each channel of each tensor that a layer makes has a number. `parents` is a forest over these
-    numbers (union-find), `holders` says which of them cannot be removed. It is the `Tracer` of the
-    rules.
+    Each channel of each tensor that a layer makes has a number. `holders` says which of them cannot
+    be removed. It is the `Tracer` of the rules.
     """
 
     def __init__(
@@ -218,7 +218,7 @@ class _Tracing:
             id(weight.variable): weight.path
             for weight in prunable_weights(model)
         }
-        self.parents: list[int] = []
+        self.classes = ChannelClasses()
         self.holders: dict[int, _Holder] = {}
         self.makers: dict[int, str] = {}
         self.readings: list[_Reading] = []
@@ -233,17 +233,12 @@ class _Tracing:
         name: str,
         count: int,
     ) -> np.ndarray:
-        start = len(self.parents)
-        numbers = np.arange(start, start + count)
-        self.parents.extend(range(start, start + count))
-        self.makers.update(dict.fromkeys(range(start, start + count), name))
+        numbers = self.classes.add(count)
+        self.makers.update(dict.fromkeys(numbers.tolist(), name))
         return numbers
 
     def join(self, columns: np.ndarray) -> None:
-        for column in columns.T:
-            first = self._root(int(column[0]))
-            for number in column[1:]:
-                self.parents[self._root(int(number))] = first
+        self.classes.join(columns)
 
     def read(
         self,
@@ -262,12 +257,6 @@ class _Tracing:
         holder = f"{layer.name} ({type(layer).__name__})"
         for number in channels:
             self.holders.setdefault(int(number), (holder, reason))
-
-    def _root(self, number: int) -> int:
-        while self.parents[number] != number:
-            self.parents[number] = self.parents[self.parents[number]]
-            number = self.parents[number]
-        return number
 
     def _trace(self, call: RuledCall) -> None:
         read = call.of_inputs(self.numbers)
@@ -292,7 +281,7 @@ class _Tracing:
         """Classes of the same makers and readers as groups, in the order of their makers."""
         holders = {}
         for number, holder in self.holders.items():
-            holders[self._root(number)] = holder
+            holders[self.classes.root(number)] = holder
         rows = self._rows_of_classes()
         stays: collections.Counter[_Holder] = collections.Counter()
         alike: dict[_Kind, list[_Rows]] = collections.defaultdict(list)
@@ -316,7 +305,7 @@ class _Tracing:
         )
         for number, name in self.makers.items():
             if name:
-                makers[self._root(number)][name] += 1
+                makers[self.classes.root(number)][name] += 1
         return makers
 
     def _rows_of_classes(self) -> dict[int, _Rows]:
@@ -326,7 +315,7 @@ class _Tracing:
             for number, of_channel in zip(
                 reading.channels, reading.rows, strict=True
             ):
-                of_class = rows[self._root(int(number))]
+                of_class = rows[self.classes.root(int(number))]
                 of_class.setdefault(reading.path, []).extend(of_channel)
         return rows
 

@@ -1,5 +1,6 @@
 """Whole models made sparse: `sparsify`, `prune`, `apply_masks`, `parametrize`, `narrow`."""
 
+from keras_sparse_ortho._foreign_names import answer
 from keras_sparse_ortho.pruning._apply_masks import apply_masks
 from keras_sparse_ortho.pruning._blocks import (
     BlockPlan,
@@ -19,3 +20,5 @@ from keras_sparse_ortho.pruning._prune import prune
 from keras_sparse_ortho.pruning._sparsify import sparsify
 
 __all__ = ["apply_masks", "narrow", "parametrize", "prune", "sparsify"]
+
+answer(__name__)

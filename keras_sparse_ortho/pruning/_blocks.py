@@ -13,11 +13,10 @@ from keras_sparse_ortho._keras_internals import warn_user
 from keras_sparse_ortho.budgets import Budget, Orthogonal, allocate
 from keras_sparse_ortho.calibration import (
     Sensitivity,
-    canonical_shape,
     other_density,
 )
 from keras_sparse_ortho.errors import BudgetError
-from keras_sparse_ortho.kernels import PrunableWeight
+from keras_sparse_ortho.kernels import PrunableWeight, canonical_shape
 from keras_sparse_ortho.layers import why_no_block_form
 from keras_sparse_ortho.models import Plan, prunable_weights
 from keras_sparse_ortho.orthogonal import Block, block_unit

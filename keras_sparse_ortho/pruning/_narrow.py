@@ -76,7 +76,7 @@ def narrow(
     Raises:
         NotPrunableError: A model without groups of channels, or whose graph Keras does not know.
         BudgetError: A share that no widths reach.
-        UnknownWeightError: Names that are no groups.
+        UnknownWeightError: Names that are not groups.
         ValueError: Widths that a group cannot have; data that the model cannot take; the table of
             another model.
 

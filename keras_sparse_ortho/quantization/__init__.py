@@ -1,5 +1,6 @@
 """Quantization-aware training: `quantize_aware`, and the layers that it places."""
 
+from keras_sparse_ortho.quantization._equalize import equalize
 from keras_sparse_ortho.quantization._fake_quantize import (
     FakeQuantize,
     fixed_ranges,
@@ -20,4 +21,10 @@ from keras_sparse_ortho.quantization._quantize_wrapper import (
 )
 from keras_sparse_ortho.quantization._round_biases import round_biases
 
-__all__ = ["keeps_range", "kernel_rounding", "quantize_aware", "round_biases"]
+__all__ = [
+    "equalize",
+    "keeps_range",
+    "kernel_rounding",
+    "quantize_aware",
+    "round_biases",
+]

@@ -41,7 +41,7 @@ def kernel_rounding(layer: keras.layers.Layer) -> Rounding | None:
 def warn_of_unknown(
     kernels: Iterable[PrunableWeight], matrices: Iterable[PrunableWeight]
 ) -> None:
-    """Warns of kernels of layers that are unknown here, and of matrices that are no kernels."""
+    """Warns of kernels of layers that are unknown here, and of matrices that are not kernels."""
     texts = [
         f"{kernel.path!r} of {_kind(kernel)}, rounded by output"
         for kernel in kernels

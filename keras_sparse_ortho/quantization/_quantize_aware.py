@@ -359,7 +359,7 @@ def _place(
             if (
                 outputs
                 and fixed_step(inner) is None
-                and not _is_fused(call, calls, ends)
+                and not is_fused(call, calls, ends)
             ):
                 rounds_output = True
                 rounded |= outputs
@@ -466,7 +466,7 @@ def _is_relu(layer: keras.Operation) -> bool:
     return name in ("Relu", "Relu6") and not isinstance(layer, L.Layer)
 
 
-def _is_fused(call: GraphCall, calls: list[GraphCall], ends: set[int]) -> bool:
+def is_fused(call: GraphCall, calls: list[GraphCall], ends: set[int]) -> bool:
     """Whether LiteRT computes a layer and what is behind it in one operation.
 
     A ReLU that is an operation of the graph, not a layer, counts where a layer reads what it gives,

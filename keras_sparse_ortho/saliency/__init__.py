@@ -1,5 +1,6 @@
 """Scores for the entries of kernels: SNIP, GraSP, SynFlow, magnitude, random, and your own."""
 
+from keras_sparse_ortho._foreign_names import answer
 from keras_sparse_ortho.saliency._grasp import grasp
 from keras_sparse_ortho.saliency._loss_derivatives import LossDerivatives
 from keras_sparse_ortho.saliency._magnitude import magnitude
@@ -31,3 +32,5 @@ __all__ = [
     "snip",
     "synflow",
 ]
+
+answer(__name__)

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 import keras_sparse_ortho as kso
-from keras_sparse_ortho.calibration import _moments, as_matrices, stop_of
+from keras_sparse_ortho.calibration import _moments, stop_of
+from keras_sparse_ortho.kernels import as_matrices
 from tests.helpers import array
 
 L = keras.layers

@@ -74,6 +74,56 @@ def test_report(model_file, capsys):
     assert "d/kernel" in capsys.readouterr().out
 
 
+@pytest.fixture(scope="module")
+def trained_file(tmp_path_factory):
+    """A dense network with channels to remove, and rows."""
+    folder = tmp_path_factory.mktemp("trained")
+    layers = [
+        keras.layers.Dense(32, "relu", name="hidden"),
+        keras.layers.Dense(4, name="head"),
+    ]
+    keras.Sequential([keras.Input((8,)), *layers]).save(folder / "m.keras")
+    rows = np.random.default_rng(0).standard_normal((128, 8))
+    np.savez(folder / "rows.npz", x=rows.astype("float32"))
+    return folder
+
+
+def test_narrow_writes_a_narrower_model(trained_file, tmp_path, capsys):
+    out, page = tmp_path / "small.keras", tmp_path / "widths.html"
+    command = ["narrow", str(trained_file / "m.keras")]
+    options = ["--data", str(trained_file / "rows.npz"), "--out", str(out)]
+    assert main([*command, "0.6", *options, "--html", str(page)]) == 0
+    printed_text = capsys.readouterr().out
+    assert "hidden: 16 of 32 channels" in printed_text
+    assert "212 of 420 parameters" in printed_text
+    small = keras.saving.load_model(out)
+    assert small.get_layer("hidden").units == 16
+    assert "Widths" in page.read_text()
+    for arguments, said in (
+        ([*command, "0.001", *options], "share"),
+        ([*command, "0.6", *options[:-1], "m.txt"], "--out"),
+        ([*command, "0.6", *options, "--html", str(out)], "--html"),
+    ):
+        assert main(arguments) == 2
+        assert said in capsys.readouterr().err
+
+
+def test_sensitivity_prints_a_table(trained_file, tmp_path, capsys):
+    page = tmp_path / "page.html"
+    command = ["sensitivity", str(trained_file / "m.keras")]
+    command += ["--data", str(trained_file / "rows.npz")]
+    options = ["--densities", "0.5", "0.25", "--html", str(page)]
+    assert main([*command, *options]) == 0
+    printed_text = capsys.readouterr().out
+    assert re.search(r"error at\s+0.5\s+0.25\s+int8\s+int4", printed_text)
+    assert "head/kernel" in printed_text
+    assert "data:image/svg+xml" in page.read_text()
+    assert main([*command, "--densities", "2"]) == 2
+    assert "--densities" in capsys.readouterr().err
+    assert main([*command, "--html", str(trained_file / "rows.npz")]) == 2
+    assert "--html" in capsys.readouterr().err
+
+
 def test_export(exported, model_file):
     path, report = exported
     assert (report["route"], report["sample_rows"]) == ("float32+sp", 5)

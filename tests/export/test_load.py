@@ -5,6 +5,7 @@ import gzip
 import inspect
 import os
 import pathlib
+import pickle
 import re
 import sys
 import tracemalloc
@@ -24,6 +25,7 @@ from keras_sparse_ortho.export import (
     latencies,
     load_litert,
     read_model,
+    write_model,
 )
 from tests.export.models import interpret, layers
 from tests.faults import graphs
@@ -425,3 +427,26 @@ def test_c_array_refuses(blocks, tmp_path, all_routes):
     with pytest.raises(ValueError, match="C identifier"):
         c_array(blocks, target, name="2nd")
     assert not target.exists()
+
+
+def without_signature(path, target):
+    """A file as other tools write them: no signature, and nothing of ours."""
+    model = read_model(path.read_bytes())
+    model.signatureDefs, model.metadata = [], []
+    target.write_bytes(write_model(model))
+    return target
+
+
+def test_files_without_a_signature_have_the_names_of_their_tensors(
+    tiny_file, tmp_path
+):
+    file = load_litert(without_signature(tiny_file, tmp_path / "a.tflite"))
+    x = np.random.default_rng(0).normal(size=(5, 4)).astype("float32")
+    np.testing.assert_array_equal(
+        file.predict(x), load_litert(tiny_file).predict(x)
+    )
+    assert file.route is None
+    assert [spec.shape for spec in file.inputs] == [(1, 4)]
+    again = pickle.loads(pickle.dumps(file))
+    np.testing.assert_array_equal(again.predict(x), file.predict(x))
+    assert len(latencies([tmp_path / "a.tflite"], seconds=0.1)) == 1

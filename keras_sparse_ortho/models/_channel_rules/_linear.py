@@ -12,6 +12,7 @@ from keras_sparse_ortho.models._channel_rules._rule import (
     ChannelRule,
     Constants,
     Mask,
+    Scales,
     SmallerLayer,
     Tracer,
     activated,
@@ -21,6 +22,7 @@ from keras_sparse_ortho.models._channel_rules._rule import (
     for_single_inputs,
     has_bias,
     has_borders,
+    limit_of,
     size_name,
     smaller_layer,
     value_of,
@@ -171,6 +173,25 @@ class Linear(ChannelRule):
         tracer.read(self.variable, inputs, self.rows(len(inputs)))
         return tracer.make(self.layer.name, self.kernel.shape[-1])
 
+    def limit(self) -> float | None:
+        return limit_of(activation_of(self.layer))
+
+    def scale(
+        self,
+        scales: Scales,
+        inputs: np.ndarray,
+        outputs: int,
+    ) -> np.ndarray:
+        return scales.make(outputs)
+
+    def rescaled(
+        self,
+        inputs: np.ndarray,
+        outputs: np.ndarray,
+    ) -> list[np.ndarray]:
+        kernel = self.kernel * (outputs / inputs[:, None])
+        return with_scaled_bias(self.layer, [kernel], outputs)
+
     def rows(self, inputs: int) -> np.ndarray:
         """The rows of each input channel in the kernel as a matrix, at all taps."""
         taps, channels, _ = self.taps.shape
@@ -265,6 +286,42 @@ class Grouped(ChannelRule):
         ]
         tracer.join(np.concatenate(by_group, axis=1).T)
         return outputs
+
+    def limit(self) -> float | None:
+        if self.layout.batch:
+            return None
+        return limit_of(activation_of(self.layer))
+
+    def scale(
+        self,
+        scales: Scales,
+        inputs: np.ndarray,
+        outputs: int,
+    ) -> np.ndarray:
+        if self.layout.batch:
+            return super().scale(scales, inputs, outputs)
+        return scales.make(outputs)
+
+    def rescaled(
+        self,
+        inputs: np.ndarray,
+        outputs: np.ndarray,
+    ) -> list[np.ndarray]:
+        rows = inputs.reshape(self.groups, -1).T
+        by_output = np.repeat(rows, len(outputs) // self.groups, axis=1)
+        kernel = self.kernel * (outputs / by_output)
+        return with_scaled_bias(self.layer, [kernel], outputs)
+
+
+def with_scaled_bias(
+    layer: keras.layers.Layer,
+    kernels: list[np.ndarray],
+    outputs: np.ndarray,
+) -> list[np.ndarray]:
+    """Kernels, and behind them the bias of the layer, if it has one, times factors."""
+    if has_bias(layer):
+        return [*kernels, value_of(layer.bias) * outputs]
+    return kernels
 
 
 @for_single_inputs

@@ -46,7 +46,7 @@ def register_channel_rule(kind: type, rule: str | MakeRule) -> None:
             `use_bias` or `groups`. A callable takes a `ChannelCall` and returns a `ChannelRule`, or
             a str: the reason why the channels must stay.
 
-    Raises TypeError if `kind` is no class of layers or `rule` none of these.
+    Raises TypeError if `kind` is not a class of layers or `rule` none of these.
 
     Examples:
         >>> import keras

@@ -103,8 +103,21 @@ class Tracer(Protocol):
         """Notes that channels cannot go."""
 
 
+class Scales(Protocol):
+    """Gives numbers to the channels of a model, to find which can have a factor."""
+
+    def make(self, count: int) -> np.ndarray:
+        """Numbers of new channels, each with a factor of its own."""
+
+    def join(self, columns: np.ndarray) -> None:
+        """Notes that the channels in each column have one factor."""
+
+    def hold(self, channels: np.ndarray) -> None:
+        """Notes that channels have the factor 1."""
+
+
 class ChannelRule:
-    """The rule for the channels of a layer: override all methods.
+    """The rule for the channels of a layer: override all methods, but for those about factors.
 
     Masks and constants are those of all inputs, one after the other, and of all outputs.
 
@@ -163,6 +176,34 @@ class ChannelRule:
     ) -> np.ndarray:
         """Tells the tracer what the layer does; returns the numbers of the output channels."""
         raise NotImplementedError
+
+    def limit(self) -> float | None:
+        """The largest output up to which positive factors pass: f(s x) = s f(x); None: nowhere."""
+        return None
+
+    def scale(
+        self,
+        scales: Scales,
+        inputs: np.ndarray,
+        outputs: int,
+    ) -> np.ndarray:
+        """Tells which channels can have a factor; returns the numbers of the output channels.
+
+        Args:
+            scales: Scales.
+            inputs: int array. The numbers of the input channels.
+            outputs: int. The number of output channels. All are held if the `limit` is `None`.
+        """
+        scales.hold(inputs)
+        return scales.make(outputs)
+
+    def rescaled(
+        self,
+        inputs: np.ndarray,
+        outputs: np.ndarray,
+    ) -> list[np.ndarray]:
+        """The weights of the layer where all channels have these factors, in their order."""
+        return []
 
 
 MakeRule = Callable[[ChannelCall], "ChannelRule | str"]
@@ -273,6 +314,41 @@ def activated(function: Any, constants: np.ndarray) -> np.ndarray:
     )
     results = to_numpy(function(tensor))[0].astype(np.float64)
     return np.where(np.isnan(constants), np.nan, results)
+
+
+def limit_of(
+    function: Callable[..., object] | keras.Operation | None,
+) -> float | None:
+    """The `limit` of an activation, as a function, a layer or an operation of Keras."""
+    if function is None:
+        return math.inf
+    if isinstance(function, keras.layers.Activation):
+        return limit_of(function.activation)
+    if isinstance(function, keras.Operation):
+        name = type(function).__name__
+        if name != "ReLU":
+            return _LIMITS.get(name)
+        if function.threshold:
+            return None
+        if function.max_value is None:
+            return math.inf
+        return float(function.max_value)
+    for name, limit in _LIMITS.items():
+        if function is getattr(keras.activations, name, ""):
+            return limit
+    return None
+
+
+_LIMITS = {
+    "linear": math.inf,
+    "relu": math.inf,
+    "relu6": 6.0,
+    "leaky_relu": math.inf,
+    "Relu": math.inf,
+    "Relu6": 6.0,
+    "LeakyRelu": math.inf,
+    "LeakyReLU": math.inf,
+}
 
 
 def has_borders(layer: keras.layers.Layer) -> bool:

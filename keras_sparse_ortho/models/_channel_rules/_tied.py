@@ -1,5 +1,6 @@
 """The rules of layers that pass channels on, as they are or entry by entry."""
 
+import math
 from typing import Any
 
 import keras
@@ -10,16 +11,20 @@ from keras_sparse_ortho.models._channel_rules._rule import (
     ChannelRule,
     Constants,
     Mask,
+    Scales,
     SmallerLayer,
     SmallerOperation,
     Tracer,
     activated,
     for_single_inputs,
+    limit_of,
     smaller_layer,
     value_of,
 )
 
 L = keras.layers
+
+_KNOWN = ("keras.", "keras_sparse_ortho.")  # modules
 
 
 class Tied(ChannelRule):
@@ -77,12 +82,32 @@ class Tied(ChannelRule):
         tracer.join(columns)
         return columns[0]
 
+    def limit(self) -> float | None:
+        """Nowhere for layers of users, of which it is not known, and for weights."""
+        is_known = type(self.layer).__module__.startswith(_KNOWN)
+        if not is_known or getattr(self.layer, "weights", None):
+            return None
+        return math.inf
+
+    def scale(
+        self,
+        scales: Scales,
+        inputs: np.ndarray,
+        outputs: int,
+    ) -> np.ndarray:
+        columns = inputs[self.sources]
+        scales.join(columns)
+        return columns[0]
+
 
 class Elementwise(Tied):
     """An activation: each entry by itself."""
 
     def constant_outputs(self, constants: Constants) -> Constants:
         return activated(self.layer, constants)
+
+    def limit(self) -> float | None:
+        return limit_of(self.layer)
 
 
 def identity_sources(call: ChannelCall) -> np.ndarray:

@@ -8,7 +8,8 @@ import keras
 import numpy as np
 
 from keras_sparse_ortho.errors import LayoutError
-from keras_sparse_ortho.kernels import KernelLayout, PrunableWeight
+from keras_sparse_ortho.kernels._storage import PrunableWeight
+from keras_sparse_ortho.orthogonal import KernelLayout
 
 L = keras.layers
 

@@ -1,0 +1,316 @@
+"""Errors of a file of int8 by tensor, each rounded alone; stretches of operations in floats."""
+
+import contextlib
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from ai_edge_litert import schema_py_generated as schema
+from ai_edge_litert.interpreter import Interpreter
+
+from keras_sparse_ortho.export._flatbuffer import (
+    OperatorT,
+    add_code,
+    kind_of,
+    name_of,
+    read_model,
+    write_model,
+)
+from keras_sparse_ortho.export._graph_changes import copy_tensor
+from keras_sparse_ortho.export._integer_kernels import IntegerKernel
+from keras_sparse_ortho.export._integers import (
+    IntegerPlan,
+    in_storage,
+    integer_plan,
+)
+from keras_sparse_ortho.export._kernel_names import name_kernels
+from keras_sparse_ortho.export._layer_tensors import layers_of_tensors
+from keras_sparse_ortho.export._marks import Range
+from keras_sparse_ortho.export._ranges import PASS_ON
+from keras_sparse_ortho.export._stretch import TensorError, shortest_stretch
+
+Batch = dict[str, np.ndarray]
+"""Inputs by name."""
+
+_SHARE = 0.9  # of the error, that a stretch in floats takes away
+# Shares that are tried until a file is good enough.
+_SHARES = (0.0, 0.5, 0.75, _SHARE, 0.97, 0.99, 1.0)
+_LOWEST, _LEVELS = -128, 255  # of int8
+
+
+def named_errors(
+    content: bytes,
+    batches: Sequence[Batch],
+    held: Sequence[Batch],
+    layers: str,
+    kernels: Mapping[str, Sequence[np.ndarray]],
+) -> dict[str, Any]:
+    """The errors of all tensors of a file of floats, and of all together, as JSON has them.
+
+    Args:
+        content: bytes. The file.
+        batches: Inputs to calibrate on.
+        held: Inputs to measure on.
+        layers: str. A file of `write_layer_outputs`.
+        kernels: Kernels by path.
+    """
+    model = read_model(content)
+    name_kernels(model, kernels)
+    content = write_model(model)
+    plan = integer_plan(content, "int8", batches)
+    errors = tensor_errors(plan, held)
+    quantized = in_storage(content, "int8", batches)
+    file_error = relative_error(
+        _outputs(quantized, held), _outputs(content, held)
+    )
+    by_tensor = layers_of_tensors(content, layers)
+    rows = []
+    for tensor in errors:
+        layer = by_tensor.get(tensor.name, tensor.name)
+        rows.append([tensor.kind, layer, tensor.name, tensor.error])
+    return {"tensors": rows, "file": file_error}
+
+
+def chosen_floats(
+    content: bytes,
+    storage: str,
+    batches: Sequence[Batch],
+    held: Sequence[Batch],
+    tolerance: float | None,
+) -> list[str]:
+    """The outputs of the shortest stretch of operations that a good file needs in floats.
+
+    It holds nine tenths of the error, or as much of it as leaves `tolerance`.
+
+    Args:
+        content: bytes. The file of floats.
+        storage: str. "int8" or "int4".
+        batches: Inputs to calibrate on.
+        held: Inputs to measure on.
+        tolerance: float. The largest root of the relative squared error, if there is one.
+    """
+    plan = integer_plan(content, storage, batches)
+    errors = tensor_errors(plan, held)
+    operators = plan.model.subgraphs[0].operators
+    if tolerance is None:
+        return _outputs_of(
+            plan, shortest_stretch(errors, len(operators), _SHARE)
+        )
+    expected = _outputs(content, held)
+    names: list[str] = []
+    for share in _SHARES:
+        names = _outputs_of(
+            plan, shortest_stretch(errors, len(operators), share)
+        )
+        file = in_storage(content, storage, batches, floats=names)
+        error = relative_error(_outputs(file, held), expected)
+        if math.sqrt(error) <= tolerance:
+            break
+    return names
+
+
+def _outputs_of(plan: IntegerPlan, stretch: range) -> list[str]:
+    """The names of the tensors that the operations of a stretch write."""
+    graph = plan.model.subgraphs[0]
+    names = []
+    for place in stretch:
+        for index in graph.operators[place].outputs:
+            names.append(name_of(graph.tensors[index]))
+    return names
+
+
+def tensor_errors(
+    plan: IntegerPlan, held: Sequence[Batch]
+) -> list[TensorError]:
+    """The error of each tensor that a plan rounds: kernels, then activations in order.
+
+    A tensor that is only moved has the range and the values of the one before: it counts once.
+    """
+    graph = plan.model.subgraphs[0]
+    expected = _outputs(write_model(plan.model), held)
+    places = {
+        id(operator): place for place, operator in enumerate(graph.operators)
+    }
+    in_floats = {id(operator) for _, operator in plan.in_floats}
+    errors = []
+
+    def measure(
+        kind: str, name: str, operators: Sequence[OperatorT], size: int
+    ) -> None:
+        error = relative_error(
+            _outputs(write_model(plan.model), held), expected
+        )
+        touched = tuple(places[id(operator)] for operator in operators)
+        errors.append(TensorError(kind, name, touched, size, error))
+
+    for kernel in plan.kernels:
+        is_main = id(kernel.operator) in places
+        if is_main and id(kernel.operator) not in in_floats:
+            with _rounded_kernel(plan, kernel):
+                measure(
+                    "kernel", kernel.name, [kernel.operator], kernel.values.size
+                )
+    for index, operators in _tensors(plan, in_floats).items():
+        name = name_of(graph.tensors[index])
+        with _rounded_tensor(plan, index, plan.ranges[name]):
+            measure("activations", name, operators, 0)
+    return errors
+
+
+def _tensors(
+    plan: IntegerPlan, in_floats: set[int]
+) -> dict[int, list[OperatorT]]:
+    """The tensors that are rounded, with the operations that write or read them."""
+    graph = plan.model.subgraphs[0]
+    indices = [int(index) for index in graph.inputs]
+    writers: dict[int, OperatorT] = {}
+    readers: dict[int, list[OperatorT]] = {}
+    for operator in graph.operators:
+        for index in map(int, operator.inputs):
+            readers.setdefault(index, []).append(operator)
+        for index in map(int, operator.outputs):
+            indices.append(index)
+            writers[index] = operator
+    tensors = {}
+    for index in indices:
+        tensor = graph.tensors[index]
+        touching = list(readers.get(index, []))
+        writer = writers.get(index)
+        if writer is not None:
+            touching.insert(0, writer)
+        is_float = tensor.type == schema.TensorType.FLOAT32
+        has_integers = any(
+            id(operator) not in in_floats for operator in touching
+        )
+        if not is_float or not has_integers:
+            continue
+        if name_of(tensor) in plan.ranges and not _is_moved(plan, writer):
+            tensors[index] = touching
+    return tensors
+
+
+def _is_moved(plan: IntegerPlan, writer: OperatorT | None) -> bool:
+    """Whether an operation gives entries of a tensor another place, in its range."""
+    if writer is None or kind_of(plan.model, writer) not in PASS_ON:
+        return False
+    tensors = plan.model.subgraphs[0].tensors
+    source = name_of(tensors[writer.inputs[0]])
+    result = name_of(tensors[writer.outputs[0]])
+    return plan.ranges.get(source) == plan.ranges.get(result)
+
+
+@contextlib.contextmanager
+def _rounded_kernel(plan: IntegerPlan, kernel: IntegerKernel) -> Iterator[None]:
+    """A file with one kernel in the values of its integers."""
+    tensor = kernel.graph.tensors[kernel.operator.inputs[1]]
+    buffer = plan.model.buffers[tensor.buffer]
+    before = buffer.data
+    largest = kernel.largest_integer
+    step = kernel.bounds.astype(np.float64) / largest
+    integers = np.rint(kernel.values / step).clip(-largest, largest)
+    rounded = (integers * step).astype("<f4")
+    buffer.data = rounded.reshape(-1).view(np.uint8)
+    try:
+        yield
+    finally:
+        buffer.data = before
+
+
+@contextlib.contextmanager
+def _rounded_tensor(
+    plan: IntegerPlan, index: int, bounds: Range
+) -> Iterator[None]:
+    """A file in which all that read one tensor get the values of its integers."""
+    model = plan.model
+    graph = model.subgraphs[0]
+    ends = [
+        output
+        for signature in model.signatureDefs
+        for output in signature.outputs
+        if output.tensorIndex == index
+    ]
+    outputs = list(graph.outputs)
+    tensors = list(graph.tensors)
+    operators = list(graph.operators)
+    readers = [
+        operator for operator in operators if index in map(int, operator.inputs)
+    ]
+    inputs = [list(operator.inputs) for operator in readers]
+    integers = copy_tensor(model, graph, index, "integers")
+    rounded = copy_tensor(model, graph, index, "rounded")
+    graph.tensors[integers].type = schema.TensorType.INT8
+    graph.tensors[integers].quantization = _quantization(bounds)
+    for operator, indices in zip(readers, inputs, strict=True):
+        operator.inputs = [
+            rounded if item == index else int(item) for item in indices
+        ]
+    graph.outputs = [
+        rounded if item == index else int(item) for item in outputs
+    ]
+    for end in ends:
+        end.tensorIndex = rounded
+    # In front of the first operation that reads the tensor.
+    place = len(operators)
+    if readers:
+        place = operators.index(readers[0])
+    graph.operators[place:place] = [
+        _conversion(plan, "QUANTIZE", index, integers),
+        _conversion(plan, "DEQUANTIZE", integers, rounded),
+    ]
+    try:
+        yield
+    finally:
+        for operator, indices in zip(readers, inputs, strict=True):
+            operator.inputs = indices
+        for end in ends:
+            end.tensorIndex = index
+        graph.outputs = outputs
+        graph.tensors = tensors
+        graph.operators = operators
+
+
+def _quantization(bounds: Range) -> Any:
+    """The scale and the zero point of a range."""
+    low = min(bounds[0], 0.0)
+    high = max(bounds[1], 0.0)
+    scale = (high - low) / _LEVELS
+    quantization = schema.QuantizationParametersT()
+    quantization.scale = [scale]
+    quantization.zeroPoint = [round(_LOWEST - low / scale)]
+    return quantization
+
+
+def _conversion(
+    plan: IntegerPlan, kind: str, source: int, result: int
+) -> OperatorT:
+    """An operation of one input and one output."""
+    operator = schema.OperatorT()
+    operator.opcodeIndex = add_code(plan.model, kind, 2)
+    operator.inputs = [source]
+    operator.outputs = [result]
+    return operator
+
+
+def _outputs(content: bytes, batches: Sequence[Batch]) -> list[np.ndarray]:
+    """The outputs of a file on batches, in the order of their names."""
+    interpreter = Interpreter(model_content=content)
+    runner = interpreter.get_signature_runner()
+    outputs = []
+    for batch in batches:
+        answers = runner(**batch)
+        for name in sorted(answers):
+            outputs.append(np.array(answers[name], np.float64))
+    return outputs
+
+
+def relative_error(
+    actual: Sequence[np.ndarray], expected: Sequence[np.ndarray]
+) -> float:
+    """The squared differences of all outputs over their squares."""
+    squares = 0.0
+    total = 0.0
+    for value, reference in zip(actual, expected, strict=True):
+        squares += float(np.sum((value - reference) ** 2))
+        total += float(np.sum(reference**2))
+    return squares / (total or 1.0)

@@ -1,0 +1,82 @@
+"""What `make test` draws: half of the cases of each test, each on one backend."""
+
+import importlib.util
+from types import SimpleNamespace
+
+import pytest
+
+from tools import check
+
+pytestmark = pytest.mark.numpy_only
+
+
+class Case:
+    """A collected test, as far as the draw looks at it."""
+
+    def __init__(self, nodeid, *markers):
+        self.nodeid = nodeid
+        self.markers = (*markers, "core")
+
+    def get_closest_marker(self, name):
+        return name if name in self.markers else None
+
+    def iter_markers(self, name):
+        del name
+        return iter(())
+
+
+CASES = [
+    *(Case(f"test_it.py::test_of_forty_cases[{n}]") for n in range(40)),
+    Case("test_it.py::test_of_one_case"),
+    *(Case(f"test_it.py::test_each[{n}]", "each_backend") for n in range(3)),
+    Case("test_it.py::test_slow", "slow"),
+]
+
+
+@pytest.fixture(scope="module")
+def drawn():
+    """What runs on each backend, for a draw."""
+    path = check.ROOT / "conftest.py"
+    spec = importlib.util.spec_from_file_location("conftest_of_the_test", path)
+    conftest = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(conftest)
+    config = SimpleNamespace(getoption={"--slow": False}.get)
+
+    def of(draw):
+        runs = []
+        for conftest.BACKEND in check.BACKENDS:
+            cases = conftest._spread(CASES, draw, config)
+            runs.append([case.nodeid.partition("::")[2] for case in cases])
+        return runs
+
+    return of
+
+
+@pytest.mark.parametrize("draw", ["first", "second"])
+def test_each_test_runs_with_half_of_its_cases(drawn, draw):
+    runs = drawn(draw)
+    everywhere = [name for names in runs for name in names]
+    of_forty = [name for name in everywhere if "forty" in name]
+    assert len(of_forty) == len(set(of_forty)) == 20
+    assert everywhere.count("test_of_one_case") == 1
+    assert "test_slow" not in everywhere
+    for names in runs:
+        assert len([name for name in names if "test_each" in name]) == 3
+        assert any("forty" in name for name in names)
+
+
+def test_another_draw_runs_other_cases(drawn):
+    first, second = (set().union(*drawn(draw)) for draw in ("first", "second"))
+    assert len(first.symmetric_difference(second)) > 10
+    assert drawn("first") == drawn("first")
+
+
+def test_half_of_the_short_pages_are_drawn():
+    first, second = check.drawn_pages("first"), check.drawn_pages("second")
+    assert first == check.drawn_pages("first") != second
+    assert not set(first).intersection(check.LONG_PAGES)
+    pages = {
+        page.relative_to(check.ROOT).as_posix()
+        for page in (check.ROOT / "docs").rglob("*.md")
+    }
+    assert 2 * len(first) - len(pages.difference(check.LONG_PAGES)) in (0, 1)
