@@ -25,7 +25,7 @@ L = keras.layers
 HOLD_OUT = 4  # one of so many rows judges what is made of the others
 # Entries of rows in memory at once, or of one sample: about as many as caches hold.
 _CHUNK = 2**22
-# Of one product in float32; sums of products are in float64.
+# Rows of one product in float32; sums of products are in float64.
 _PRODUCT_ROWS = 2**13
 _FEW_ENTRIES = 2**16  # of inputs, for which float32 would save no time
 _SAFE = 1e12  # squares of entries from its inverse up to it are in the range of float32
