@@ -89,18 +89,41 @@ def parser() -> argparse.ArgumentParser:
     )
     shrink.add_argument("--labels", metavar="FILE", help="their labels: .npy")
     shrink.add_argument(
-        "--out", required=True, metavar="FILE", help=".tflite or .tflite.gz"
+        "--out",
+        required=True,
+        metavar="FILE",
+        help=".tflite or .tflite.gz; with --target micro also .h",
     )
     shrink.add_argument(
         "--max-drop",
         type=limits_by_output,
-        default=0.01,
         metavar="LIMIT",
         help="of the score (default .01), or of each output's: class=.01,box=.05",
     )
     shrink.add_argument("--max-bytes", type=int)
     shrink.add_argument(
         "--max-ms", type=float, help="for one row on one thread"
+    )
+    shrink.add_argument(
+        "--target",
+        choices=["micro"],
+        help="microcontrollers: --out is a C header (.h) or .tflite, the limits are the next two",
+    )
+    shrink.add_argument(
+        "--max-flash", type=int, metavar="BYTES", help="of the C array"
+    )
+    shrink.add_argument(
+        "--max-ram",
+        type=int,
+        metavar="BYTES",
+        help="of the arena, as tflite-micro reports it",
+    )
+    shrink.add_argument(
+        "--decode-code",
+        type=int,
+        default=0,
+        metavar="BYTES",
+        help="of code that count with packed zeros (11100 on a Cortex-M4; default 0)",
     )
     shrink.add_argument(
         "--minutes", type=float, default=10.0, help="to try (default 10)"
@@ -111,9 +134,12 @@ def parser() -> argparse.ArgumentParser:
     shrink.add_argument(
         "--prefer", choices=["both", "bytes", "ms"], default="both"
     )
-    limits = ("max_drop", "max_bytes", "max_ms", "minutes")
     shrink.add_argument(
         "--html", metavar="FILE", help="the report with its picture, too"
+    )
+    limits = (
+        *("max_drop", "max_bytes", "max_ms", "minutes", "target"),
+        *("max_flash", "max_ram", "decode_code"),
     )
     names = {name: f"--{name.replace('_', '-')}" for name in limits}
     shrink.set_defaults(

@@ -35,6 +35,7 @@ Rivals that the reviewers of the two papers asked for:
   uniform ones.
 """
 
+import functools
 import math
 import warnings
 from collections.abc import Callable
@@ -492,6 +493,9 @@ INITIALIZERS: dict[str, Callable[[float | None], Pattern]] = {
     ),
     "eoi_erk": lambda gain: ExactOrthogonal(gain=gain or 1.0),
     "eoi_auto": lambda gain: ExactOrthogonal(gain="auto", taps="center"),
+    "eoi_mirrored": lambda gain: ExactOrthogonal(
+        gain=gain or 1.0, mirrored=True
+    ),
     "eis": lambda gain: WholePairs(gain=gain or 1.0),
     "angles_1": lambda gain: FixedAngles(gain=gain or 1.0, start="published"),
     "angles_80": lambda gain: Angles80(gain=gain or 1.0, start="published"),
@@ -500,12 +504,14 @@ INITIALIZERS: dict[str, Callable[[float | None], Pattern]] = {
 """Initializers of kernels and fixed masks, by name, for a gain:
 
 - base_erk: the usual initializer times a random mask; base_scaled: scaled to the live fan-in;
-  base_orthogonal: a dense orthogonal kernel times a random mask, the baseline of the EOI paper;
+  base_orthogonal: Keras' dense orthogonal kernel, one matrix of all taps, times a random mask; in
+  convolutions the baseline of the EOI paper is an orthogonal convolution instead;
 - ai: a random mask, with values as orthogonal as possible (Lee et al.);
 - eoi_published: exactly orthogonal, `[I | 0]` rotated; eoi_authors: so, as the authors ran networks
   with normalization; eoi_erk: without dead outputs; eoi_auto:
   with gain "auto"; eoi_all: so, as one matrix on all taps of a convolution,
-  which is what `sparsify` draws where normalization follows.
+  which is what `sparsify` draws where normalization follows;
+- eoi_mirrored: exactly orthogonal halves in the form `[[H, -H], [-H, H]]`.
 
 The arms `eoi_shift` and `rigl_shift` of the tables (entries spread over all taps) were measured at
 936aadd, `eoi_even` and `eoi_even_all` (even degrees) at 72dda44a; the package does not draw such
@@ -604,8 +610,13 @@ def blocks_of(size: int, moved: bool = False) -> Method:
     return method
 
 
-def sao(model: keras.Model, plan: Plan) -> tuple[keras.Model, list[Any]]:
-    """SAO in the square kernels, at the degree nearest to ERK's; the others as `base_scaled`."""
+def sao(
+    model: keras.Model, plan: Plan, *, relu: bool = False
+) -> tuple[keras.Model, list[Any]]:
+    """SAO in the square kernels, at the degree nearest to ERK's; the others as `base_scaled`.
+
+    With `relu` in the form for ReLU that its authors published.
+    """
     gain = plan.get("gain")
     weights = kso.prunable_weights(model)
     erk = kso.budgets.erk(model, plan["density"], orthogonal=False)
@@ -616,15 +627,18 @@ def sao(model: keras.Model, plan: Plan) -> tuple[keras.Model, list[Any]]:
         )
         if inputs == outputs:
             matrices = canonical[0] * canonical[1]  # of a ScannedStack many
-            degree = divisor_near(
-                outputs, erk.counts[weight.path] / (matrices * outputs)
+            step = 2 if relu else 1  # degree and width are multiples of it
+            degree = step * divisor_near(
+                outputs // step,
+                erk.counts[weight.path] / (matrices * outputs * step),
             )
             square[weight.path] = matrices * degree * outputs / weight.size
     if not square:
         raise BudgetError(
             "SAO needs square kernels. Received: a model that has none"
         )
-    pattern, seed = RamanujanOrthogonal(1, gain or 1.0), plan["seed"]
+    pattern = RamanujanOrthogonal(2, gain or 1.0, relu=relu)
+    seed = plan["seed"]
     model = kso.sparsify(
         model, None, square, pattern, seed=seed, include=[*square]
     )
@@ -663,8 +677,25 @@ def dense_orthogonal(
     return kso.strip(model), []
 
 
+def dense_mirrored(
+    model: keras.Model, plan: Plan
+) -> tuple[keras.Model, list[Any]]:
+    """Mirrored kernels of dense orthogonal halves."""
+    pattern = ExactOrthogonal(gain=plan.get("gain") or 1.0, mirrored=True)
+    model = kso.sparsify(model, 1.0, "uniform", pattern, seed=plan["seed"])
+    return kso.strip(model), []
+
+
 def dense(model: keras.Model, plan: Plan) -> tuple[keras.Model, list[Any]]:
     """The network itself."""
+    return model, []
+
+
+def dense_he(model: keras.Model, plan: Plan) -> tuple[keras.Model, list[Any]]:
+    """The network itself, from He's normal start."""
+    for k, weight in enumerate(kso.prunable_weights(model)):
+        start = keras.initializers.HeNormal(seed=1000 * plan["seed"] + k)
+        weight.variable.assign(start(weight.shape))
     return model, []
 
 
@@ -714,7 +745,9 @@ def evolutionary(
 
 METHODS: dict[str, Method] = {
     "dense": dense,
+    "dense_he": dense_he,
     "dense_orthogonal": dense_orthogonal,
+    "dense_mirrored": dense_mirrored,
     "str": learnt_thresholds,
     **{name: fixed(name) for name in INITIALIZERS},
     "base_sign_in": sign_in(fixed("base_erk")),
@@ -737,6 +770,7 @@ METHODS: dict[str, Method] = {
     "dense_near_orthogonal": near_orthogonal(dense_orthogonal),
     **dict.fromkeys(("dense_narrow", "dense_shallow"), dense),
     "sao": sao,
+    "sao_relu": functools.partial(sao, relu=True),
     "sao_uniform": sao_uniform,
     "eoi_str": eoi_str,
     "snip": lambda model, plan: (scored_budget(model, plan, "snip")[1], []),
@@ -761,5 +795,11 @@ METHODS_SHOWN = [*METHODS]
 METHODS_SHOWN.insert(METHODS_SHOWN.index("eoi_all") + 1, "eoi_even")
 METHODS_SHOWN.insert(METHODS_SHOWN.index("eoi_even") + 1, "eoi_even_all")
 
-DENSE = ("dense", "dense_orthogonal", "dense_near_orthogonal")
+DENSE = (
+    "dense",
+    "dense_he",
+    "dense_orthogonal",
+    "dense_mirrored",
+    "dense_near_orthogonal",
+)
 """Those without a density."""

@@ -5,6 +5,7 @@ python benchmarks/micro.py [options]
 
 import dataclasses
 import functools
+import importlib.util
 import os
 import re
 import statistics
@@ -23,10 +24,19 @@ import numpy as np
 from record import column, groups, markdown, matching, sentences
 from runner import Measurement, Run, Setting, interleaved, main
 from shipped import fit
-from training import Dataset, cached, first_rows, keywords
+from training import Dataset, cached, compiled, first_rows, keywords
 
 import keras_sparse_ortho as kso
-from keras_sparse_ortho.export import c_array, export_litert, load_litert
+from keras_sparse_ortho.export import (
+    arena_of,
+    c_array,
+    export_litert,
+    kind_of,
+    load_litert,
+    read_model,
+    read_weights,
+    write_model,
+)
 
 L = keras.layers
 CALIBRATION = 256
@@ -34,6 +44,7 @@ DECODE_CODE = 11_100  # bytes of the operator on Cortex-M4, compiled with -Os
 ARENA = (
     1 << 22
 )  # far too large: with some that are too small, the interpreter crashes
+LAYERS = ("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED")
 CHECKED = 20  # rows on which arrays are compared
 
 
@@ -46,7 +57,9 @@ class Variant:
         density: float. The density of kernels after `kso.prune`.
         packed: bool. Whether zeros are packed.
         lean: bool. Whether inner names and metadata are left out.
-        bits: int. The bits of a weight; fewer than 8 by arithmetic.
+        bits: int. The bits of a weight. With 4, filters of convolutions are rounded once more.
+        limits: tuple. Flash and RAM, for `kso.shrink(target="micro")`; or none.
+        tables: bool. Whether filters are numbers of entries in look-up tables, by arithmetic.
     """
 
     share: float = 1.0
@@ -54,12 +67,16 @@ class Variant:
     packed: bool = False
     lean: bool = True
     bits: int = 8
+    limits: tuple[int, int] | None = None
+    tables: bool = False
 
 
+DENSE = Variant()
 VARIANTS = {
     "dense, as exported": Variant(lean=False),
     "dense": Variant(),
-    "int4, by arithmetic": Variant(bits=4),
+    "look-up tables, by arithmetic": Variant(tables=True),
+    "4-bit filters": Variant(bits=4),
     "packed at .35": Variant(density=0.35, packed=True),
     "packed at .2": Variant(density=0.2, packed=True),
     "packed at .1": Variant(density=0.1, packed=True),
@@ -67,6 +84,8 @@ VARIANTS = {
     "narrowed to .25": Variant(share=0.25),
     "narrowed to .5, packed at .35": Variant(0.5, 0.35, packed=True),
     "narrowed to .5, packed at .2": Variant(0.5, 0.2, packed=True),
+    "shrink, 64 and 32 kB": Variant(limits=(65536, 32768)),
+    "shrink, 16 and 32 kB": Variant(limits=(16384, 32768)),
 }
 TITLES = {
     "ds_cnn": "DS-CNN",
@@ -113,7 +132,8 @@ class Micro(Measurement):
     For each seed a DS-CNN and four convolutions along time learn ten words of synthetic voices
     (espeak-ng must be installed). Each is pruned by OBS, narrowed, or both, trained further,
     and exported as int8. The array of `c_array` is run by the package tflite-micro (extra
-    `formats`), which also says how much of the arena it uses.
+    `micro`), which also says how much of the arena it uses. Vela, if it is installed, compiles
+    the plain files for an Ethos-U55.
     """
 
     page = lines = "micro"
@@ -126,6 +146,7 @@ class Micro(Measurement):
         "epochs": Setting(15, quick=1),
         "further": Setting(6, "epochs after pruning or narrowing", quick=1),
         "rows": Setting(int, "to train on", quick=200),
+        "minutes": Setting(2.0, "of `shrink`", quick=0.2),
         "rounds": Setting(300, "of timed calls", quick=3),
     }
 
@@ -144,7 +165,11 @@ class Micro(Measurement):
             for network in self.given.networks:
                 setting = self.settings_of(network, seed)
                 for variant in self.given.variants:
-                    yield setting | {"variant": variant}
+                    if VARIANTS[variant].limits is None:
+                        yield setting | {"variant": variant}
+                    else:
+                        minutes = {"minutes": self.given.minutes}
+                        yield setting | {"variant": variant} | minutes
 
     def measure(self) -> None:
         """Times all arrays of a network of the first seed in turn, when all are made."""
@@ -152,27 +177,36 @@ class Micro(Measurement):
         for network in self.given.networks:
             setting = self.settings_of(network, self.given.seeds[0])
             self.once(setting | {"variant": "times"})
+            if importlib.util.find_spec("ethosu") is not None:
+                self.once(setting | {"variant": "vela"})
 
     def run(self, which: Run) -> Run:
         if which["variant"] == "times":
             return {"microseconds": self.times(which)}
+        if which["variant"] == "vela":
+            return {"bytes": self.vela(which)}
         variant = VARIANTS[which["variant"]]
-        path = file_of(which)
         data = dataset(which["network"], which["rows"])
+        if variant.limits is not None:
+            return shrunk(which, data)
+        path = file_of(which)
         array = array_of(path, variant)
-        filters = filter_bytes(path)
+        if variant.tables:
+            return {
+                "weights": live_weights(trained(which)),
+                "flash": len(array) - saved_by_tables(path),
+            }
         result: Run = {
             "weights": live_weights(trained(which)),
-            "filters": filters,
+            "filters": filter_bytes(path),
             "flash": len(array),
+            "arena": arena_of(array),
         }
-        if variant.bits < 8:
-            result["flash"] -= filters * (8 - variant.bits) // 8
-            return result
-        outputs = load_litert(path).predict(data.x_test)
-        answers = np.argmax(outputs, axis=1)
-        result["accuracy"] = 100 * float(np.mean(answers == data.y_test))
-        result["arena"] = arena_of(array)
+        if variant.bits == 8:
+            outputs = load_litert(path).predict(data.x_test)
+        else:  # of which LiteRT's kernels round one step differently
+            outputs = answers_of(array, data.x_test)
+        result["accuracy"] = accuracy_of(outputs, data)
         if variant.packed:
             rows = data.x_test[:CHECKED]
             plain = answers_of(path.read_bytes(), rows)
@@ -186,11 +220,22 @@ class Micro(Measurement):
         calls = {}
         for name in self.given.variants:
             variant = VARIANTS[name]
-            if variant.bits == 8:
+            if variant.limits is None and not variant.tables:
                 array = array_of(file_of(which | {"variant": name}), variant)
                 calls[name] = call_of(array, data.x_test[:1])
         seconds = interleaved(calls, self.given.rounds, warm_up=3)
         return {name: 1e6 * value for name, value in seconds.items()}
+
+    def vela(self, which: Run) -> dict[str, int]:
+        """The bytes of the files that Vela makes of the plain files of a network."""
+        sizes = {}
+        for name in self.given.variants:
+            variant = VARIANTS[name]
+            is_file = variant.limits is None and not variant.tables
+            if is_file and variant.bits == 8:
+                path = file_of(which | {"variant": name})
+                sizes[name] = vela_bytes(path)
+        return sizes
 
     def report(self, lines: list[Run]) -> str:
         given = self.given
@@ -207,10 +252,29 @@ class Micro(Measurement):
             exported": of the file. With Decode: with the {DECODE_CODE:,} bytes of code of the
             operator that unpacks zeros, on Cortex-M4. Arena: bytes that tflite-micro uses, with the
             unpacked filter. us: a call in tflite-micro on this machine (x86, reference kernels),
-            median, all arrays of a network in turn. Packed arrays answer as their plain files, bit
-            for bit. int4: filters of half the bytes, all else as in int8; nothing was run.
+            median, all arrays of a network in turn, of the first seed. Packed arrays answer as
+            their plain files, bit for bit. 4-bit filters: those of convolutions in the dense file,
+            rounded to 15 values without training. Ends are float32, but those of shrink:
+            `kso.shrink(target="micro", max_flash=..., max_ram=...)` of the dense network on its
+            training rows, in {given.minutes:g} minutes, with ends in int8 and the least loss on
+            held-out rows; the flash counts without the code of Decode. Means over seeds, with
+            the standard deviation of the accuracy; times of one seed, measured by themselves.
             """
         )
+        if any(VARIANTS.get(line["variant"], DENSE).tables for line in lines):
+            text += sentences(
+                """
+                Look-up tables: four bits an entry, with a table of 16 values for each output
+                channel, as Google's tool writes them; by arithmetic, nothing was run.
+                """
+            )
+        if matching(lines, variant="vela"):
+            text += sentences(
+                """
+                Vela: bytes of the file that Arm's compiler makes of the plain file for
+                Ethos-U55-128, first seed.
+                """
+            )
         for network, title in TITLES.items():
             members = matching(lines, network=network)
             if members:
@@ -323,10 +387,102 @@ def file_of(which: Run) -> Path:
     return path
 
 
+def accuracy_of(outputs: np.ndarray, data: Dataset) -> float:
+    """The accuracy of outputs on the test set, in percent."""
+    answers = np.argmax(outputs, axis=1)
+    return 100 * float(np.mean(answers == data.y_test))
+
+
+def shrunk(which: Run, data: Dataset) -> Run:
+    """The file that `kso.shrink` takes for the limits of a run."""
+    max_flash, max_ram = VARIANTS[which["variant"]].limits
+    model = compiled(trained(which | {"variant": "dense"}), "adam")
+    path = Path(folder().name) / "shrunk.tflite"
+    report = kso.shrink(
+        model,
+        (data.x_train, data.y_train),
+        path,
+        target="micro",
+        max_flash=max_flash,
+        max_ram=max_ram,
+        minutes=which["minutes"],
+    )
+    print(report, flush=True)
+    figures = report.taken.micro
+    weights = read_weights(path.read_bytes())
+    return {
+        "taken": report.taken.name,
+        "weights": sum(weight.size - weight.zeros for weight in weights),
+        "flash": figures.flash,
+        "arena": figures.arena,
+        "operators": dict(figures.operators),
+        "accuracy": accuracy_of(load_litert(path).predict(data.x_test), data),
+    }
+
+
+def vela_bytes(path: Path) -> int:
+    """Bytes of the file that Vela makes of a plain int8 file."""
+    with tempfile.TemporaryDirectory() as output:
+        command = ["-m", "ethosu.vela", str(path), "--output-dir", output]
+        command += ["--accelerator-config", "ethos-u55-128"]
+        subprocess.run(
+            [sys.executable, *command], check=True, stdout=subprocess.DEVNULL
+        )
+        [file] = Path(output).glob("*_vela.tflite")
+        return file.stat().st_size
+
+
+def saved_by_tables(path: Path) -> int:
+    """Bytes that look-up tables save: half a byte an entry, and 16 for each output channel."""
+    saved = 0
+    model = read_model(path.read_bytes())
+    graph = model.subgraphs[0]
+    for operator in graph.operators:
+        if kind_of(model, operator) in LAYERS:
+            tensor = graph.tensors[operator.inputs[1]]
+            entries = int(np.prod(tensor.shape))
+            table_bytes = 16 * len(tensor.quantization.scale)
+            saved += max(entries // 2 - table_bytes, 0)
+    return saved
+
+
+def in_4_bits(content: bytes) -> bytes:
+    """A file whose filters of convolutions are rounded to -7 ... 7, two in a byte."""
+    from ai_edge_litert import schema_py_generated as schema
+
+    model = read_model(content)
+    model.metadata = None  # with the digest of the file before
+    graph = model.subgraphs[0]
+    for operator in graph.operators:
+        if kind_of(model, operator) not in ("CONV_2D", "DEPTHWISE_CONV_2D"):
+            continue
+        _, filter_index, bias_index = operator.inputs
+        tensor = graph.tensors[filter_index]
+        buffer = model.buffers[tensor.buffer]
+        values = np.asarray(buffer.data, np.uint8).view(np.int8)
+        rounded = np.rint(values * (7 / 127)).astype(np.int8) & 15
+        buffer.data = (rounded[0::2] | rounded[1::2] << 4).astype(np.uint8)
+        tensor.type = schema.TensorType.INT4
+        # Biases are in steps of inputs times filters.
+        bias = graph.tensors[bias_index]
+        bias_buffer = model.buffers[bias.buffer]
+        biases = np.asarray(bias_buffer.data, np.uint8).view(np.int32)
+        biases = np.rint(biases * (7 / 127)).astype(np.int32)
+        bias_buffer.data = biases.view(np.uint8)
+        for each in (tensor, bias):
+            scales = np.asarray(each.quantization.scale)
+            each.quantization.scale = scales * (127 / 7)
+    return write_model(model)
+
+
 def array_of(path: Path, variant: Variant) -> bytes:
     """The array of a file as it lies in flash."""
     if not variant.lean:
         return path.read_bytes()
+    if variant.bits == 4:
+        content = in_4_bits(path.read_bytes())
+        path = path.with_name(f"{path.stem}-4.tflite")
+        path.write_bytes(content)
     header = path.with_suffix(".h")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -372,27 +528,11 @@ def call_of(array: bytes, row: np.ndarray) -> Callable[[], object]:
     return lambda: interpreter.invoke()
 
 
-PRINT_ALLOCATIONS = f"""
-import sys
-from tflite_micro.python.tflite_micro import runtime
-interpreter = runtime.Interpreter.from_file(sys.argv[1], arena_size={ARENA})
-interpreter.print_allocations()
-"""
-
-
-def arena_of(array: bytes) -> int:
-    """Bytes of the arena that an array uses, as a process of its own prints them."""
-    path = Path(folder().name) / "array.tflite"
-    path.write_bytes(array)
-    process = subprocess.run(
-        [sys.executable, "-c", PRINT_ALLOCATIONS, str(path)],
-        capture_output=True,
-        text=True,
-        check=True,
+def unpacks(line: Run) -> bool:
+    """Whether the array of a run has packed zeros."""
+    return VARIANTS[line["variant"]].packed or "Decode" in line.get(
+        "operators", ()
     )
-    match = re.search(r"Arena allocation total (\d+)", process.stderr)
-    assert match is not None, process.stderr
-    return int(match.group(1))
 
 
 def table(members: list[Run]) -> str:
@@ -400,37 +540,51 @@ def table(members: list[Run]) -> str:
     times: dict[str, float] = {}
     for line in matching(members, variant="times"):
         times = line["microseconds"]
+    sizes: dict[str, int] = {}
+    for line in matching(members, variant="vela"):
+        sizes = line["bytes"]
     by_variant = groups(members, "variant")
     rows = []
-    for name, variant in VARIANTS.items():
+    for name in VARIANTS:
         lines = by_variant.get(name, [])
         if not lines:
             continue
         flash = statistics.mean(column(lines, "flash"))
-        row = [name, f"{lines[0]['weights']:,}"]
-        if variant.bits == 8:
-            accuracies = column(lines, "accuracy")
-            row.append(f"{statistics.mean(accuracies):.1f}")
-        else:
-            row.append("")
-        row.append(f"{flash:,.0f}")
-        row.append(f"{flash + DECODE_CODE * variant.packed:,.0f}")
-        if variant.bits == 8:
-            row.append(f"{statistics.mean(column(lines, 'arena')):,.0f}")
-        else:
-            row.append("")
-        row.append(f"{times[name]:.0f}" if name in times else "")
-        rows.append(row)
+        weights = statistics.mean(column(lines, "weights"))
+        accuracies = [line["accuracy"] for line in lines if "accuracy" in line]
+        arenas = [line["arena"] for line in lines if "arena" in line]
+        accuracy, arena = "", ""
+        if accuracies:
+            accuracy = f"{statistics.mean(accuracies):.1f}"
+            arena = f"{statistics.mean(arenas):,.0f}"
+        if len(accuracies) > 1:
+            accuracy += f" +- {statistics.stdev(accuracies):.1f}"
+        unpacking = [line for line in lines if unpacks(line)]
+        code = DECODE_CODE * len(unpacking) / len(lines)
+        row = [
+            name,
+            str(len(lines)),
+            f"{weights:,.0f}",
+            accuracy,
+            f"{flash:,.0f}",
+            f"{flash + code:,.0f}",
+            arena,
+            f"{times[name]:.0f}" if name in times else "",
+            f"{sizes[name]:,}" if name in sizes else "",
+        ]
+        rows.append(row if sizes else row[:-1])
     header = [
         "array",
+        "seeds",
         "live weights",
         "accuracy [%]",
         "flash",
         "with Decode",
         "arena",
         "us",
+        "Vela",
     ]
-    return markdown(header, rows)
+    return markdown(header if sizes else header[:-1], rows)
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ L = keras.layers
 
 # --- files ----------------------------------------------------------------------------------------
 
-METHODS = ("dense", "blocks")
+METHODS = {"mlp": ("dense", "narrow", "blocks"), "cnn": ("dense", "blocks")}
 DENSITY = {"mlp": 0.125, "cnn": 0.25}
 STAY_DENSE = {"mlp": ["head"], "cnn": ["stem", "head"]}
 EPOCHS = {
@@ -55,8 +55,11 @@ EPOCHS = {
 SAMPLES = {("fashion_mnist", "cnn"): 20_000}  # else all
 RATE = 2e-3
 WIDTHS = {"digits": 256, "fashion_mnist": 1024}
+NARROW_WIDTHS = {"digits": 80, "fashion_mnist": 272}
+"""Widths of the dense MLPs that have as many weights as those on blocks have live ones."""
 ROUTES = {
     "dense": ("float32", "int8", "dynamic_int4"),
+    "narrow": ("float32", "int8"),
     "blocks": ("float32+blocks", "int8+blocks"),
 }
 # One call, all files in turn.
@@ -76,7 +79,8 @@ class Files(Measurement):
 
     An MLP of three hidden layers and a CNN of four 3x3 convolutions are trained on digits and on
     Fashion-MNIST, dense and by `sparsify(model, density, storage="blocks")`, in the same way
-    (Adam, cosine decay). The head, and the first convolution, are dense. Each is exported in
+    (Adam, cosine decay), and so is a dense MLP of fewer units that has as many weights as the one
+    on blocks has live ones. The head, and the first convolution, are dense. Each is exported in
     float32 and in static int8, those on blocks as `+blocks`, and Keras and the files answer the
     whole test set. Dense MLPs also have a file in dynamic int4, rounded after training. One call
     of each file for Fashion-MNIST is timed, all in turn.
@@ -97,7 +101,10 @@ class Files(Measurement):
         super().measure()
         for data, net in TIMED:
             if data in self.given.data:
-                self.once({"data": data, "net": net, "method": "timed"})
+                case = {"data": data, "net": net, "method": "timed"}
+                if net == "mlp":
+                    case["methods"] = [*METHODS[net]]
+                self.once(case)
 
     def runs(self) -> Iterable[Run]:
         given = self.given
@@ -112,7 +119,7 @@ class Files(Measurement):
                     "epochs": given.epochs or epochs,
                 }
                 setting["samples"] = given.samples or SAMPLES.get((data, net))
-                for method in METHODS:
+                for method in METHODS[net]:
                     yield setting | {"method": method}
 
     def run(self, which: Run) -> Run:
@@ -141,10 +148,11 @@ class Files(Measurement):
             mean and standard deviation over the seeds: of Keras, and of the files, which answer the
             whole test set. Epochs: {how}; Adam ({RATE:g}, cosine decay). Blocks: `sparsify(model,
             density, storage="blocks")`, density {DENSITY["mlp"]:g} (MLP) and {DENSITY["cnn"]:g}
-            (CNN), head and first convolution dense; files `+blocks`. Live: nonzero weights of the
-            network of seed 0, whose files' bytes these are. int4: Dense kernels in four bits,
-            rounded after training. ms: one call with one row, one thread, files of a network in
-            turn.
+            (CNN), head and first convolution dense; files `+blocks`. Narrow: a dense MLP of so few
+            units ({NARROW_WIDTHS["digits"]} and {NARROW_WIDTHS["fashion_mnist"]}) that it has as
+            many weights as the one on blocks has live ones. Live: nonzero weights of the network of
+            seed 0, whose files' bytes these are. int4: Dense kernels in four bits, rounded after
+            training. ms: one call with one row, one thread, files of a network in turn.
             """
         )
         times = {
@@ -168,7 +176,10 @@ def files_table(runs: list[Run], times: dict[tuple, Run]) -> str:
     rows = []
     by_row = groups(runs, "data", "net", "method")
     networks = dict.fromkeys((run["data"], run["net"]) for run in runs)
-    for (data, net), method in itertools.product(networks, METHODS):
+    kinds = [
+        (data, net, method) for data, net in networks for method in METHODS[net]
+    ]
+    for data, net, method in kinds:
         members = by_row.get((data, net, method), [])
         if not members:
             continue
@@ -202,12 +213,13 @@ def file_network(
     keras.utils.set_random_seed(seed)
     shape = data.x_train.shape[1:]
     if net == "mlp":
-        model = mlp(shape, 3 * [WIDTHS[data.name]], data.classes, "h")
+        widths = NARROW_WIDTHS if method == "narrow" else WIDTHS
+        model = mlp(shape, 3 * [widths[data.name]], data.classes, "h")
     else:
         small = data.name == "digits"
         sizes = ((64, 1 if small else 2), (128, 2), (128, 1))
         model = convolutions(shape, 1, sizes, pool=not small)
-    if method == "dense":
+    if method != "blocks":
         return model
     exclude = STAY_DENSE[net]
     return kso.sparsify(
@@ -299,9 +311,9 @@ def timed(data: Dataset, net: str) -> dict[str, dict[str, float]]:
     The networks are not trained: the time does not depend on the values of live weights.
     """
     paths = {}
-    ms: dict[str, dict[str, float]] = {method: {} for method in METHODS}
+    ms: dict[str, dict[str, float]] = {method: {} for method in METHODS[net]}
     with tempfile.TemporaryDirectory() as folder:
-        for method in METHODS:
+        for method in METHODS[net]:
             model = file_network(data, net, method, 0)
             for kind, report in exported(
                 model, method, data, Path(folder)

@@ -914,6 +914,11 @@ def verdict(rows: list[dict]) -> str:
             if activation not in keeps["EOI"]
         ]
         answer += f"; under {', '.join(lost)} EOI does not" if lost else ""
+    if "SAO" in keeps:
+        answer += (
+            ". SAO's form for ReLU has a flat spectrum there, half of its values sqrt(2) and half "
+            "0, far from the dense network's uneven one"
+        )
     return (
         "At every density under .2 and under every budget, both the largest and the mean singular "
         f"value stay within a factor {KEPT:g} of the dense orthogonal network's for: {who}. "

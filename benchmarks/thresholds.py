@@ -59,6 +59,8 @@ def density_of(model: keras.Model) -> float:
 # --- learnt ---------------------------------------------------------------------------------------
 
 DENSITY = 0.05
+BAND = 0.1
+"""How far a density may be from the one that is searched for, as a part of it."""
 BATCH = 32
 EPOCHS = {"digits": 12, "vowels": 50, "keywords": 12}
 RATES = {
@@ -299,7 +301,9 @@ class Learnt(Measurement):
             """
             Test accuracy in percent, mean and standard deviation over seeds; `p`: Welch's test, not
             corrected for the number of rows. Learning rates are tuned for each row on a validation
-            split, but in the first table.
+            split, but in the first table. At an `edge` the chosen rate is the least or the largest
+            rate of its grid: a better one may lie beyond. An asterisk marks densities more
+            than a tenth apart from the one that was asked for.
             """
         )
         for part, (title, about, table) in LEARNT_TABLES.items():
@@ -550,9 +554,26 @@ def tested(part: str, lines: list[Run], *names: str) -> dict[tuple, list[Run]]:
     return chosen
 
 
+def edges(part: str, lines: list[Run], *names: str) -> dict[tuple, str]:
+    """Where the rate that was chosen for a kind is the least or the largest of several."""
+    ends = {}
+    tried = groups(matching(lines, part=part), *names)
+    for kind, runs in tested(part, lines, *names).items():
+        rates = set(column(tried[kind], "rate"))
+        best = runs[0]["rate"]
+        ends[kind] = "-"
+        if len(rates) > 1 and best == min(rates):
+            ends[kind] = "low"
+        if len(rates) > 1 and best == max(rates):
+            ends[kind] = "high"
+    return ends
+
+
 def table_of_penalties(part: str, lines: list[Run]) -> str:
     """Rows of g and penalties: of the strengths that were tried, that with the most seeds."""
-    by_strength = tested(part, lines, "g", "penalty", "strength_")
+    names = ("g", "penalty", "strength_")
+    by_strength = tested(part, lines, *names)
+    ends = edges(part, lines, *names)
     by_row: dict[tuple, list[tuple]] = {}
     for kind in by_strength:
         by_row.setdefault(kind[:2], []).append(kind)
@@ -568,6 +589,8 @@ def table_of_penalties(part: str, lines: list[Run]) -> str:
         runs = by_strength[kind]
         reached = column(runs, "density")
         densities = f"{min(reached):.4f} to {max(reached):.4f}"
+        if max(abs(density / DENSITY - 1) for density in reached) > BAND:
+            densities += " *"
         cells = [
             g,
             penalty,
@@ -575,9 +598,8 @@ def table_of_penalties(part: str, lines: list[Run]) -> str:
             str(len(by_row[g, penalty])),
             densities,
         ]
-        rows.append(
-            [*cells, spread(runs), *compared(runs, by_strength.get(first))]
-        )
+        compared_cells = compared(runs, by_strength.get(first))
+        rows.append([*cells, spread(runs), *compared_cells, ends[kind]])
     header = [
         "g",
         "penalty",
@@ -586,27 +608,30 @@ def table_of_penalties(part: str, lines: list[Run]) -> str:
         "density",
         "accuracy",
     ]
-    return markdown([*header, "to the first", "p"], rows)
+    return markdown([*header, "to the first", "p", "edge"], rows)
 
 
 def table_of_transfer(part: str, lines: list[Run]) -> str:
     """Methods by budget."""
-    by_kind = tested(part, lines, "asked", "method", "budget")
+    names = ("asked", "method", "budget")
+    by_kind = tested(part, lines, *names)
+    ends = edges(part, lines, *names)
     rows = []
     for (asked, method, budget), runs in by_kind.items():
         rival = None if method == "STR" else by_kind.get((asked, method, "erk"))
         reached = f"{statistics.mean(column(runs, 'density')):.4f}"
         cells = [f"{asked:g}", method, budget, reached, spread(runs)]
-        rows.append([*cells, *compared(runs, rival)])
-    return markdown(
-        ["density", "method", "budget", "reached", "accuracy", "to ERK", "p"],
-        rows,
-    )
+        end = ends[asked, method, budget]
+        rows.append([*cells, *compared(runs, rival), end])
+    header = ["density", "method", "budget", "reached", "accuracy", "to ERK"]
+    return markdown([*header, "p", "edge"], rows)
 
 
 def table_of_recurrent(part: str, lines: list[Run]) -> str:
     """Learnt ranks against a narrower network of the same count."""
-    by_kind = tested(part, lines, "data", "cell", "kind", "share")
+    names = ("data", "cell", "kind", "share")
+    by_kind = tested(part, lines, *names)
+    ends = edges(part, lines, *names)
     rows = []
     for (name, cell, kind, share), runs in by_kind.items():
         rival = (
@@ -622,7 +647,8 @@ def table_of_recurrent(part: str, lines: list[Run]) -> str:
             "" if kind == "full" else f"{share:g}",
             str(runs[0]["units"]),
         ]
-        rows.append([*cells, count, spread(runs), *compared(runs, rival)])
+        end = ends[name, cell, kind, share]
+        rows.append([*cells, count, spread(runs), *compared(runs, rival), end])
     header = [
         "data",
         "cell",
@@ -632,7 +658,7 @@ def table_of_recurrent(part: str, lines: list[Run]) -> str:
         "parameters",
         "accuracy",
     ]
-    return markdown([*header, "to narrow", "p"], rows)
+    return markdown([*header, "to narrow", "p", "edge"], rows)
 
 
 LEARNT_TABLES = {

@@ -9,6 +9,9 @@ Tensor: TypeAlias = Any
 TensorLike: TypeAlias = Any
 """An argument of `keras.ops.convert_to_tensor`: a tensor, variable, array or number."""
 
+AnyLayer: TypeAlias = Any
+"""A layer, model or operation of Keras 3 or of tf_keras, which has no types."""
+
 Nested: TypeAlias = Any
 """A tensor, or a structure of tensors (`keras.tree`), as models take and return."""
 

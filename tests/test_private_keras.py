@@ -10,7 +10,11 @@ import numpy as np
 import pytest
 
 import keras_sparse_ortho as kso
-from keras_sparse_ortho._keras_internals import BEHAVIOURS, PRIVATE_NAMES
+from keras_sparse_ortho._keras_internals import (
+    BEHAVIOURS,
+    PRIVATE_NAMES,
+    symbolic_calls,
+)
 from tests.helpers import array
 
 PACKAGE = pathlib.Path(__file__).resolve().parents[1] / "keras_sparse_ortho"
@@ -275,6 +279,23 @@ def test_slots_follow_variables():
         (3,),
     ]
     assert len(adam._trainable_variables) == 2
+
+
+@behaviour("a symbolic call makes a Node by the name in its module")
+def test_symbolic_calls_are_watched():
+    class Doubling(keras.layers.Layer):
+        def call(self, x):
+            return keras.ops.add(held(x), x)
+
+    symbol, outer = keras.KerasTensor((2, 3)), Doubling()
+    held = keras.layers.Dense(3)
+    held.build((None, 3))
+    calls, outputs = symbolic_calls(outer, (symbol,), {})
+    names = [type(call.operation).__name__ for call in calls]
+    assert names == ["Dense", "Add"]
+    assert calls[1].inputs == [calls[0].outputs[0], symbol]
+    assert outputs == calls[1].outputs
+    assert not held._inbound_nodes
 
 
 @pytest.mark.numpy_only

@@ -74,6 +74,10 @@ from keras_sparse_ortho._keras_internals._quantized import (
     unpacked_value,
 )
 from keras_sparse_ortho._keras_internals._snapshot import Snapshot
+from keras_sparse_ortho._keras_internals._symbolic_calls import (
+    backend_calls,
+    symbolic_calls,
+)
 from keras_sparse_ortho._keras_internals._tracking import (
     track_layers,
     track_variable,

@@ -31,7 +31,9 @@ PRIVATE_NAMES = {
     "keras.src.backend.common.global_state": "variables that Keras has yet to initialize",
     "keras.src.backend.common.stateless_scope.get_stateless_scope": "the scope that gives values",
     "keras.src.backend.common.symbolic_scope.in_symbolic_scope": "whether shapes are only traced",
+    "keras.src.layers.layer": "calls on symbolic tensors are watched, and join no graph",
     "keras.src.layers.rnn.conv_lstm.ConvLSTMCell": "its kernels' axes and FLOPs",
+    "keras.src.ops.operation": "the same for calls of operations",
     "keras.src.ops.function.make_node_key": "the keys in `Function._nodes`",
 }
 """The purpose by name, as `Class.attribute` or as it is imported. Tested on each Keras."""
@@ -46,6 +48,7 @@ BEHAVIOURS = {
     "a layer saves its own variables by number": "live values and indices take a kernel's place",
     "set_weights assigns one variable after the other": "indices are checked before the first",
     "a class is saved by its registered name": "a derived class saves wrappers inside a layer",
+    "a symbolic call makes a Node by the name in its module": "watched calls join no graph",
     "optimizers build one slot after the other for each variable": "slots move with live entries",
 }
 """Behaviours that Keras does not promise, and their use here. `docs/core.md` explains the parts;

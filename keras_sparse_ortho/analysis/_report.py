@@ -22,10 +22,23 @@ from keras_sparse_ortho._foreign_names import Answering, not_subscriptable
 from keras_sparse_ortho.analysis._orthogonality import orthogonality_error
 from keras_sparse_ortho.analysis._report_table import tables_of
 from keras_sparse_ortho.errors import NotPrunableError
-from keras_sparse_ortho.initializers import SparseInitializer, is_as_drawn
+from keras_sparse_ortho.initializers import (
+    KernelLayout,
+    SparseInitializer,
+    is_as_drawn,
+)
 from keras_sparse_ortho.kernels import PrunableWeight
-from keras_sparse_ortho.models import prunable_weights, warn_unless_at_density
-from keras_sparse_ortho.orthogonal import dead_outputs
+from keras_sparse_ortho.models import (
+    is_of_tf_keras,
+    prunable_weights,
+    warn_unless_at_density,
+    weights_of,
+)
+from keras_sparse_ortho.orthogonal import (
+    CANONICAL,
+    dead_outputs,
+    without_mirror,
+)
 from keras_sparse_ortho.pruning import why_not_on_blocks
 
 # Modes of `Layer.quantize` that pack and transpose kernels.
@@ -218,10 +231,12 @@ def report(
     listed with the reason (`Row.state`).
 
     Args:
-        model: A built Keras model; wrapped, stripped or dense.
+        model: A built Keras model; wrapped, stripped or dense. For a tf_keras model, FLOPs are
+            `None`, and masks are those of TFMOT's wrappers and ours.
         orthogonality: bool or `"all"`. Whether to compute `orthogonality_error` of the effective
             kernels at their own scale, one matrix product each: for kernels that were drawn
-            orthogonal and not trained since; with `"all"` for every kernel.
+            orthogonal and not trained since; with `"all"` for every kernel. The error of a mirrored
+            kernel `[[H, -H], [-H, H]]` is that of `H`.
         sample: Data as for `fit`, whose inputs fix sizes (pixels, timesteps) that the model leaves
             open; without it the FLOPs of such a model are unknown.
 
@@ -244,13 +259,7 @@ def report(
         >>> summary.rows[0].live, summary.rows[0].sparse_flops, summary.density
         (500, 500, 0.1)
     """
-    warn_unless_at_density(model)
-    if sample is not None:
-        sample = first_batches(sample, batch_size=1, shuffle=False)[0][0]
-        check_inputs(model, sample, "sample")
-    weights = prunable_weights(
-        model, flops=True, sample=sample, unregistered=True
-    )
+    weights = _weights(model, sample)
     on_blocks = any(
         weight.storage is not None and weight.storage.in_blocks
         for weight in weights
@@ -285,6 +294,17 @@ def report(
             if w.storage is None and _drawn_by(w) is not None
         ),
     )
+
+
+def _weights(model: Any, sample: Any) -> list[PrunableWeight]:
+    """The kernels of a model and its other matrices, with FLOPs; warns of wrong densities."""
+    if is_of_tf_keras(model):
+        return weights_of(model)
+    warn_unless_at_density(model)
+    if sample is not None:
+        sample = first_batches(sample, batch_size=1, shuffle=False)[0][0]
+        check_inputs(model, sample, "sample")
+    return prunable_weights(model, flops=True, sample=sample, unregistered=True)
 
 
 def _refuse_unreadable(weights: Sequence[PrunableWeight]) -> None:
@@ -327,8 +347,10 @@ def _row(
             if drawn_by is None and len(weight.shape) > 2
             else (own_taps,)
         )
+        layout = weight.layout or KernelLayout.convolution()
+        folded = without_mirror(layout.to_canonical(weight.value))
         error = min(
-            orthogonality_error(weight.value, weight.layout, taps=taps)
+            orthogonality_error(folded, CANONICAL, taps=taps)
             for taps in taps_to_try
         )
     # The layer names its own weights.

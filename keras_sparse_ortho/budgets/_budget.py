@@ -21,7 +21,7 @@ from keras_sparse_ortho._types import Config
 from keras_sparse_ortho.budgets._tables import read_rows
 from keras_sparse_ortho.errors import BudgetError, DensityError
 from keras_sparse_ortho.kernels import PrunableWeight
-from keras_sparse_ortho.models import prunable_weights
+from keras_sparse_ortho.models import weights_of
 from keras_sparse_ortho.orthogonal import GivenBlocks, live_count
 
 # Entries of an array; larger integers overflow as floats.
@@ -186,9 +186,11 @@ class Budget(Mapping[str, float], Answering):
         return densities
 
     @classmethod
-    def from_model(cls, model: keras.Model) -> Budget:
-        """Reads the current densities of a model's weights."""
-        weights = prunable_weights(model)
+    def from_model(
+        cls, model: keras.Model | Sequence[PrunableWeight]
+    ) -> Budget:
+        """Reads the current densities of the weights of a Keras 3 or tf_keras model, or a list."""
+        weights = weights_of(model)
         empty = [weight.path for weight in weights if weight.live == 0]
         if empty:
             raise BudgetError(

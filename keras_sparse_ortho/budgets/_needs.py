@@ -43,7 +43,7 @@ def needs_of(
         raise LayoutError(
             f"The weight {weight.path!r} does not fit: {error}"
         ) from None
-    structure = getattr(initializer, "structure", None)
+    structure = getattr(initializer, "drawn_structure", None)
     if structure is None:
         return Needs(1, minimum, covering, weight.size)
     shape = layout_for(weight, initializer).canonical_shape(weight.shape)

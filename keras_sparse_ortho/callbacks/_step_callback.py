@@ -19,9 +19,18 @@ from keras_sparse_ortho._keras_internals import (
 from keras_sparse_ortho._types import Config, Optimizer
 from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho._workers import Workers, digest_of, workers_of
-from keras_sparse_ortho.models import prunable_weights
+from keras_sparse_ortho.errors import NotPrunableError
+from keras_sparse_ortho.models import is_of_tf_keras, prunable_weights
 
 T = TypeVar("T")
+
+# Callbacks for tf_keras, by the name of the one for Keras 3.
+_FOR_TF_KERAS = {
+    "TargetDensity": "keras_sparse_ortho.tfmot.TargetDensity",
+    "UpdateMasks": "TFMOT's UpdatePruningStep",
+    "DensityLogger": "TFMOT's PruningSummaries",
+}
+_NO_TWIN = "a Keras 3 model of the same layers, as there is none of its kind"
 
 
 class Logging(keras.callbacks.Callback):
@@ -31,6 +40,16 @@ class Logging(keras.callbacks.Callback):
 
     def logged(self) -> dict[str, float]:
         return {}
+
+    def set_model(self, model: keras.Model) -> None:
+        if is_of_tf_keras(model):
+            name = type(self).__name__
+            raise NotPrunableError(
+                f"{name} is for Keras 3 models. For a tf_keras model use "
+                f"{_FOR_TF_KERAS.get(name, _NO_TWIN)}. "
+                f"Received: model={model.name!r} of tf_keras"
+            )
+        super().set_model(model)
 
     def on_train_begin(self, logs: Config | None = None) -> None:
         self._logs_first = log_first(self, self._add_to)

@@ -151,8 +151,11 @@ def _shrink(options: argparse.Namespace, console: Console) -> None:
     if isinstance(rows, dict):
         labels = labels if "y" in names else rows.pop("y", labels)
     rows = _of_one_input(rows)
-    limits = ("max_drop", "max_bytes", "max_ms", "minutes", "metric", "prefer")
-    settings = {name: vars(options)[name] for name in limits}
+    arguments = (
+        *("max_drop", "max_bytes", "max_ms", "minutes", "metric", "prefer"),
+        *("target", "max_flash", "max_ram", "decode_code"),
+    )
+    settings = {name: vars(options)[name] for name in arguments}
     data = rows if labels is None else (rows, labels)
     report = shrink(model, data, options.out, verbose=True, **settings)
     _show(str(report))

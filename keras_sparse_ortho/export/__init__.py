@@ -9,12 +9,13 @@ from keras_sparse_ortho.errors import (
     ExportVerificationError as ExportVerificationError,
 )
 from keras_sparse_ortho.errors import LiteRTFileError as LiteRTFileError
+from keras_sparse_ortho.export._arena import arena_of, require_micro
 from keras_sparse_ortho.export._block_convolutions import (
     ConvAsConvolution,
     DenseAsConvolution,
 )
 from keras_sparse_ortho.export._blocks import as_convolutions, plan_of
-from keras_sparse_ortho.export._c_array import c_array
+from keras_sparse_ortho.export._c_array import LeanArray, c_array
 from keras_sparse_ortho.export._candidates import Candidate
 from keras_sparse_ortho.export._comparison import compare, find_zeros
 from keras_sparse_ortho.export._explain import warn_of_rows
@@ -43,7 +44,11 @@ from keras_sparse_ortho.export._packed_zeros import (
 )
 from keras_sparse_ortho.export._process import JobError, Worker
 from keras_sparse_ortho.export._record import with_digest, with_record
-from keras_sparse_ortho.export._reference import kernels_of, plain_model
+from keras_sparse_ortho.export._reference import (
+    assigned_variables,
+    kernels_of,
+    plain_model,
+)
 from keras_sparse_ortho.export._routes import (
     ROUTES,
     ExportReport,

@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -126,7 +127,7 @@ def c_array(
             "that quantize in a call or restore sparse encodings. Export again, with `mode` one of "
             f"these. Received: {source!r} of route {route!r}"
         )
-    array = _Array(content, source, packed, ram)
+    array = LeanArray(content, source, packed, ram)
     _warn_of_packing(array.sizes, packed, source)
     comments = [
         f"{printable(Path(source).name)}, route {route or 'unknown'}, by keras_sparse_ortho.",
@@ -145,7 +146,7 @@ def c_array(
     return array.operators
 
 
-class _Array:
+class LeanArray:
     """The bytes of an array, in one lean flatbuffer, and what the header says of them.
 
     Args:
@@ -156,7 +157,7 @@ class _Array:
 
     Attributes:
         content: bytes. The array.
-        operators: tuple of str. The operators of LiteRT Micro that it needs, in order.
+        counts: dict of str to int. How often it has each operator of LiteRT Micro, by name.
         sizes: list of `FilterSize`. Its filters, if zeros are packed.
         ends: list of str. Scales of inputs and outputs.
     """
@@ -170,7 +171,7 @@ class _Array:
             refuse_wrong_in_micro(model, file)
             if packed:
                 self.sizes = pack_zeros(model, ram)
-            self.operators = _operators(model)
+            self.counts = _operators(model)
             self.ends = _ends(model.subgraphs[0])
             _drop_names(model)
             model.metadata = None
@@ -185,6 +186,11 @@ class _Array:
                 "The file must be a LiteRT model, and it is no flatbuffer of one: it is damaged, "
                 f"or of another kind. Received: {file!r} with {len(content)} bytes ({error})"
             ) from error
+
+    @property
+    def operators(self) -> tuple[str, ...]:
+        """The operators that the program must register, in order."""
+        return tuple(self.counts)
 
     def comments(self) -> list[str]:
         """The lines of the header about operators, ends and packed filters."""
@@ -249,16 +255,17 @@ def _drop_names(model: ModelT) -> None:
                 tensor.name = None
 
 
-def _operators(model: ModelT) -> tuple[str, ...]:
-    """The names of LiteRT Micro for the operators that a model uses, in order."""
-    names = set()
+def _operators(model: ModelT) -> dict[str, int]:
+    """How often a model uses each operator, by LiteRT Micro's name, in order."""
+    counts: Counter[str] = Counter()
     for graph in model.subgraphs:
         for operator in graph.operators:
             name = kind_of(model, operator).title().replace("_", "")
             if is_decode(model, operator):
                 name = "Decode"
-            names.add(name.replace("Lstm", "LSTM").replace("Matmul", "MatMul"))
-    return tuple(sorted(names))
+            name = name.replace("Lstm", "LSTM").replace("Matmul", "MatMul")
+            counts[name] += 1
+    return dict(sorted(counts.items()))
 
 
 def _ends(graph: SubGraphT) -> list[str]:

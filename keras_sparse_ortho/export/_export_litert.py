@@ -137,7 +137,8 @@ def export_litert(
             the same, without AMX, which no such processor has; int8 dot products (Armv8.2) are
             assumed. So the order is an estimate, and the report says so.
         equalize: bool. With `"int8"` or `"int4"`: whether ranges of channels are made even first,
-            on the rows that calibrate, see `quantization.equalize`. It costs no bytes.
+            on the rows that calibrate, see `quantization.equalize`. It costs no bytes. For
+            functional and Sequential models; others raise NotPrunableError.
         floats: With `"int8"` or `"int4"`: names of layers whose operations stay in floats, or
             `"auto"`, the shortest stretch of operations with nine tenths of the error in it, by the
             table of `int8_errors`; with a `tolerance` the shortest with which the error is that

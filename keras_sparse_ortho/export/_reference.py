@@ -131,14 +131,7 @@ def check_states(model: keras.Model, inputs: Nested) -> None:
         )
     if converter_backend() == "tensorflow":
         return
-    with keras.StatelessScope() as scope:
-        model(inputs, training=False)
-    assigned = []
-    for variable in (*model.variables, *states):
-        is_assigned = scope.get_current_value(variable) is not None
-        # Recurrent layers draw masks of dropout that they do not use.
-        if is_assigned and variable.name != _SEED:
-            assigned.append(variable.path)
+    assigned = assigned_variables(model, inputs)
     if assigned:
         raise ExportConversionError(
             f"Model {model.name!r} assigns variables in a call, and without TensorFlow's converter "
@@ -146,6 +139,19 @@ def check_states(model: keras.Model, inputs: Nested) -> None:
             '"keras-sparse-ortho[litert]"; or make the states inputs and outputs of the model. '
             f"Received: variables {assigned[:5]}"
         )
+
+
+def assigned_variables(model: keras.Model, inputs: Nested) -> list[str]:
+    """The paths of the variables that a call assigns, such as a ring buffer; the model stays."""
+    with keras.StatelessScope() as scope:
+        model(inputs, training=False)
+    assigned = []
+    for variable in (*model.variables, *_states_of(model)):
+        is_assigned = scope.get_current_value(variable) is not None
+        # Recurrent layers draw masks of dropout that they do not use.
+        if is_assigned and variable.name != _SEED:
+            assigned.append(variable.path)
+    return assigned
 
 
 def _states_of(model: keras.Model) -> list[keras.Variable]:

@@ -180,8 +180,9 @@ def task_of(
     names, outputs = keras_outputs(reference, signature, rows.compared)
     if equal:
         assert rows.calibrating is not None
-        data = pack(signature.nesting, rows.calibrating)
-        converted = equalize(converted, data)
+        # A tuple `(x,)`: the inputs of a model may be a list of one.
+        calibrating = pack(signature.nesting, rows.calibrating)
+        converted = equalize(converted, (calibrating,))
     lstms = NO_LSTMS
     if of_lstms:
         lstms = plan_of_lstms(converted, inputs)

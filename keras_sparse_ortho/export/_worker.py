@@ -15,6 +15,7 @@ import queue
 import signal
 import struct
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -29,6 +30,8 @@ InputDict: TypeAlias = dict[str, Any]
 TensorDetails: TypeAlias = dict[str, Any]
 """The interpreter's own words on a tensor: dtype, shape, scale and zero point."""
 
+# Bytes for LiteRT Micro, far more than its networks take: it crashes with some that are too few.
+_ARENA = 1 << 26
 # Linux' number of arch_prctl, and its arguments.
 _ARCH_PRCTL = 158
 _REQUEST_PERMISSION = 0x1023
@@ -253,9 +256,27 @@ def bench(file: str, threads: int, calls: int, amx: bool = True) -> list[float]:
     return times
 
 
+def allocations(file: str) -> str:
+    """The memory that an array takes, as LiteRT Micro's interpreter prints it."""
+    from tflite_micro.python.tflite_micro import runtime
+
+    interpreter = runtime.Interpreter.from_file(file, arena_size=_ARENA)
+    # It prints from C++, to the standard error of the process.
+    standard_error = os.dup(2)
+    with tempfile.TemporaryFile() as stream:
+        os.dup2(stream.fileno(), 2)
+        try:
+            interpreter.print_allocations()
+        finally:
+            os.dup2(standard_error, 2)
+            os.close(standard_error)
+        stream.seek(0)
+        return stream.read().decode(errors="replace")
+
+
 TASKS: dict[str, Callable[..., Any]] = {
     task.__name__: task
-    for task in (trace, convert, measure, run, inspect, bench)
+    for task in (trace, convert, measure, run, inspect, bench, allocations)
 }
 
 

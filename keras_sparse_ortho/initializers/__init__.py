@@ -9,6 +9,7 @@ from keras_sparse_ortho.initializers._exact_orthogonal import ExactOrthogonal
 from keras_sparse_ortho.initializers._gains import (
     activation_gain,
     critical_gain,
+    mirrored_gain,
 )
 from keras_sparse_ortho.initializers._sparse_initializer import (
     AnyDraw,

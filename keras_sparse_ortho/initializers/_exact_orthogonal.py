@@ -25,6 +25,8 @@ from keras_sparse_ortho.initializers._sparse_initializer import (
 from keras_sparse_ortho.orthogonal import (
     Block,
     GivenBlocks,
+    Mirror,
+    Mirrored,
     NByM,
     RegularBlocks,
     Structure,
@@ -80,9 +82,23 @@ class ExactOrthogonal(SparseInitializer):
         structure: As in `exact_orthogonal`, or a short form: `"2:4"`, `"32x32"`, `(32, 32)`.
         start, taps: As in `exact_orthogonal`. Default of `taps`: `"center"`; where `sparsify`
             chooses the gain and normalization follows, `"all"`.
+        mirrored: bool, `"outputs"` or `"inputs"`. Kernels that keep norms through ReLU. With a
+            sparse orthogonal `H` of half the inputs and half the outputs, drawn as above,
+
+                K = gain / sqrt(2) [[H, -H], [-H, H]].
+
+            Pre-activations `(u, -u)` stay of this form: `relu((u, -u)) K = gain / sqrt(2) (u H,
+            -u H)`, an exact isometry at `gain=sqrt(2)` where `H` is one, for GELU and SiLU as
+            well. `"outputs"` is `[H, -H]`, with all inputs: the first layer, which makes `(u, -u)`
+            of any input. `"inputs"` is `[H; -H]`, with all outputs: the last one, which reads it.
+            As a pattern of `sparsify`, `True` is `"outputs"` in the first kernels of a model that
+            is a graph, and `"inputs"` in the last ones. `K` has half the rank of an orthogonal
+            kernel: `K^T K = gain^2 [[I, -I], [-I, I]]` for a tall `H`. The sides that are mirrored
+            must be even. With a `structure`, `H` has it.
 
     Raises:
-        DensityError, LayoutError: At a call, as `exact_orthogonal`.
+        DensityError, LayoutError: At a call, as `exact_orthogonal`; an odd side that is mirrored,
+            groups or gates in a mirrored kernel.
         ValueError: Unknown options; at a call, `gain="auto"`, as nothing says what follows.
 
     Limits: float16 and bfloat16 kernels are orthogonal up to their rounding. For dense orthogonal
@@ -99,7 +115,7 @@ class ExactOrthogonal(SparseInitializer):
     """
 
     isometry = "exact"
-    settings = ("density", "gain", "structure", "start", "taps")
+    settings = ("density", "gain", "structure", "start", "taps", "mirrored")
     removed: ClassVar = dict.fromkeys(
         ("norms", "center_density", "rotations", "angles")
     )
@@ -115,6 +131,7 @@ class ExactOrthogonal(SparseInitializer):
         structure: StructureLike | None = None,
         start: str = "covering",
         taps: str | None = None,
+        mirrored: Mirror = False,
     ) -> None:
         super().__init__(seed, layout)
         self.density = None if density is None else check_density(density)
@@ -123,6 +140,14 @@ class ExactOrthogonal(SparseInitializer):
         check_options(self.structure, start, taps or "center")
         self.start = start
         self.taps = taps
+        self.mirrored = _check_mirrored(mirrored)
+
+    @property
+    def drawn_structure(self) -> Structure | None:
+        """The structure that kernels are drawn with: that of a mirrored one, around `structure`."""
+        if self.mirrored is False:
+            return self.structure
+        return Mirrored(self.mirrored, self.structure, self.taps or "center")
 
     def sample(
         self,
@@ -132,12 +157,16 @@ class ExactOrthogonal(SparseInitializer):
     ) -> Sampled:
         """See `SparseInitializer.sample`."""
         target = numpy_dtype(dtype)
+        structure = self.drawn_structure
+        taps = self.taps or "center"
+        if isinstance(structure, Mirrored):
+            taps = "center"  # it has those of its own
         kernel, mask = exact_orthogonal(
             shape,
             self.need_density(self.density),
-            structure=self.structure,
+            structure=structure,
             start=self.start,
-            taps=self.taps or "center",
+            taps=taps,
             **self._draw_arguments(shape, layout, target),
         )
         return kernel.astype(target, copy=False), mask
@@ -151,10 +180,13 @@ class ExactOrthogonal(SparseInitializer):
         if not isinstance(structure, Block) or not structure.regular:
             return None
         target = numpy_dtype(None)
+        density = self.need_density(self.density)
         arguments = self._draw_arguments(shape, layout, target)
-        drawn = regular_blocks(
-            shape, self.need_density(self.density), structure, **arguments
-        )
+        mirror = self.drawn_structure
+        if isinstance(mirror, Mirrored):
+            drawn = mirror.regular_blocks(shape, density, **arguments)
+        else:
+            drawn = regular_blocks(shape, density, structure, **arguments)
         return dataclasses.replace(
             drawn, blocks=drawn.blocks.astype(target, copy=False)
         )
@@ -186,13 +218,16 @@ class ExactOrthogonal(SparseInitializer):
     ) -> tuple[int, int]:
         layout = self.resolve_layout(shape, layout)
         *_, inputs, outputs = canonical_shape = layout.canonical_shape(shape)
-        if self.structure is None:
+        structure = self.drawn_structure
+        if structure is None:
             least_live = least_count(shape, layout, self.taps or "center")
             covering = covering_count(shape, layout)
         else:
-            self.structure.check(canonical_shape)
-            least_live = self.structure.least(canonical_shape)
-            covering = self.structure.covering(canonical_shape)
+            structure.check(canonical_shape)
+            least_live = structure.least(canonical_shape)
+            covering = structure.covering(canonical_shape)
+        if isinstance(structure, Mirrored):
+            *_, inputs, outputs = structure.half_shape(canonical_shape)
         # A tall kernel has no zero output.
         if self.start == "published" or inputs >= outputs:
             return least_live, least_live
@@ -212,6 +247,16 @@ def _check_gain(gain: float | str) -> float | str:
             f'`gain` must be a number or "auto". Received: gain={gain!r}'
         )
     return gain
+
+
+def _check_mirrored(mirrored: object) -> Mirror:
+    """Returns an argument `mirrored`, or raises a ValueError."""
+    if isinstance(mirrored, bool) or mirrored in ("outputs", "inputs"):
+        return mirrored
+    raise ValueError(
+        '`mirrored` must be True, False, "outputs" (a first layer) or "inputs" (a last one). '
+        f"Received: mirrored={mirrored!r}"
+    )
 
 
 def _check_structure(

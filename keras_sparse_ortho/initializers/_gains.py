@@ -109,6 +109,27 @@ def critical_gain(activation: Activation, bias_std: float = 0.0) -> float:
     )
 
 
+def mirrored_gain(
+    activation: Activation,
+    bias_std: float = 0.0,
+) -> float:
+    """The gain of mirrored kernels at which signals keep their size.
+
+    Of `phi((u, -u))` the next mirrored kernel reads `phi(u) - phi(-u)`, an odd function, and both
+    are divided by `sqrt(2)`. For ReLU, GELU and SiLU that is `u` itself, and the gain `sqrt(2)`.
+
+    Args:
+        activation: As in `critical_gain`.
+        bias_std: float. Standard deviation of the biases.
+    """
+    function: Callable[[Any], Any] = keras.activations.get(activation)
+
+    def pair(values: Any) -> Any:
+        return function(values) - function(-values)
+
+    return math.sqrt(2.0) * activation_gain(pair, bias_std)
+
+
 def activation_gain(
     activation: Activation,
     bias_std: float = 0.0,

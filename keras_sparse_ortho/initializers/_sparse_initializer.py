@@ -112,7 +112,7 @@ class SparseInitializer(keras.initializers.Initializer, abc.ABC):
         config = self.get_config()
         if "density" not in config:
             raise ValueError(
-                f"A {type(self).__name__} has no `density` for a budget to set. Use it as the "
+                f"{type(self).__name__} has no `density` for a budget to set. Use it as the "
                 "initializer of the layers, and call keras_sparse_ortho.apply_masks(model). "
                 f"Received: initializer={self!r}"
             )
@@ -132,7 +132,7 @@ class SparseInitializer(keras.initializers.Initializer, abc.ABC):
         """The density, or a DensityError for a pattern that has none."""
         if density is None:
             raise DensityError(
-                f"A {type(self).__name__} in a layer needs a density; without one it is a pattern "
+                f"{type(self).__name__} in a layer needs a density; without one it is a pattern "
                 "for sparsify(model, density, initializer=...). Received: density=None"
             )
         return density

@@ -68,6 +68,7 @@ from keras_sparse_ortho.models._places import places_to_wrap
 from keras_sparse_ortho.models._plan import LayerChange, Plan
 from keras_sparse_ortho.models._prunable_weights import (
     check_built,
+    is_of_tf_keras,
     never_called,
     prunable_weights,
     refuse_unfit,

@@ -1,6 +1,10 @@
 """`prunable_weights`, the kernels of a model, and refusals of models and weights."""
 
 import dataclasses
+import functools
+import importlib
+import sys
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -65,7 +69,7 @@ def check_built(model: keras.Model) -> None:
     # Layers inside may never be called, as a head for another task, or have no `call` at all.
     if not isinstance(model, keras.layers.Layer):
         hint = ""
-        if type(model).__module__.startswith(("tf_keras", "keras.src.engine")):
+        if is_of_tf_keras(model):
             hint = " For tf_keras models see keras_sparse_ortho.tfmot."
         raise NotPrunableError(
             f"`model` must be a Keras 3 model or layer.{hint} "
@@ -106,11 +110,32 @@ def _has_no_call(model: keras.Model) -> bool:
     return getattr(type(model), "call", None) is keras.Model.call
 
 
-def weights_of(model: keras.Model) -> list[PrunableWeight]:
-    """The prunable weights of a model, or the given list (of `keras_sparse_ortho.tfmot`)."""
-    if isinstance(model, list | tuple):
-        return list(model)
+@functools.singledispatch
+def weights_of(model: Any) -> list[PrunableWeight]:
+    """The prunable weights of a model of Keras 3 or tf_keras, or the given list.
+
+    Dispatches on the class of the model: `keras_sparse_ortho.tfmot` registers that of tf_keras, and
+    is loaded for the first such model.
+    """
+    package = __name__.partition(".")[0]
+    room = f"{package}.tfmot"
+    if is_of_tf_keras(model) and room not in sys.modules:
+        importlib.import_module(room)
+        return weights_of(model)
     return prunable_weights(model)
+
+
+@weights_of.register(list)
+@weights_of.register(tuple)
+def _(weights: Sequence[PrunableWeight]) -> list[PrunableWeight]:
+    return list(weights)
+
+
+def is_of_tf_keras(model: Any) -> bool:
+    """Whether an object's class is one of tf_keras, or derived from one."""
+    return any(
+        kind.__module__.startswith("tf_keras.") for kind in type(model).__mro__
+    )
 
 
 def refuse_unfit(

@@ -33,6 +33,12 @@ from keras_sparse_ortho.orthogonal._kernel import (
     exact_orthogonal,
     least_count,
 )
+from keras_sparse_ortho.orthogonal._mirrored import (
+    CANONICAL,
+    Mirror,
+    Mirrored,
+    without_mirror,
+)
 from keras_sparse_ortho.orthogonal._regular_blocks import RegularBlocks
 from keras_sparse_ortho.orthogonal._regular_pattern import (
     block_count,

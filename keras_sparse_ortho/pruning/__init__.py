@@ -8,6 +8,12 @@ from keras_sparse_ortho.pruning._blocks import (
     why_not_on_blocks,
 )
 from keras_sparse_ortho.pruning._draw_kernels import draw_kernels
+from keras_sparse_ortho.pruning._following import (
+    Role,
+    role,
+    role_by_name,
+    role_of_layer,
+)
 from keras_sparse_ortho.pruning._narrow import narrow
 from keras_sparse_ortho.pruning._parametrize import parametrize
 from keras_sparse_ortho.pruning._planning import (
@@ -18,6 +24,12 @@ from keras_sparse_ortho.pruning._planning import (
 )
 from keras_sparse_ortho.pruning._prune import prune
 from keras_sparse_ortho.pruning._sparsify import sparsify
+from keras_sparse_ortho.pruning._watched_calls import (
+    CallWatch,
+    Inside,
+    WatchedCalls,
+    watch_calls,
+)
 
 __all__ = ["apply_masks", "narrow", "parametrize", "prune", "sparsify"]
 

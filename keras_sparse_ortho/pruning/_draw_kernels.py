@@ -32,6 +32,7 @@ from keras_sparse_ortho.pruning._auto_gains import (
     AutoGains,
     default_initializer,
 )
+from keras_sparse_ortho.pruning._mirrored_ends import mirrored_ends
 from keras_sparse_ortho.pruning._planning import (
     BudgetLike,
     plan_for,
@@ -63,6 +64,7 @@ def draw_kernels(
     """
     base_seed = check_seed(seed)
     patterns = _patterns(weights, pattern, structure)
+    patterns |= mirrored_ends(model, weights, patterns)
     if base_seed is None:
         base_seed = random.randrange(2**31)
     gains = AutoGains(model, weights)

@@ -147,7 +147,8 @@ def sparsify(
             whose density (degree, of a `RamanujanOrthogonal`) and seed are replaced. By name,
             kernels before normalization get the norm of the layer's own initializer under the same
             mask, and those of convolutions are orthogonal as `(taps * in, out)`, as with
-            `ExactOrthogonal(gain="auto")`; all others have gain 1, at the center tap.
+            `ExactOrthogonal(gain="auto")`; all others have gain 1, at the center tap. In
+            subclassed models a symbolic call shows what follows a kernel.
         structure: `Block` or `NByM` for every selected kernel, or a short form: `"2:4"`, `"16x1"`,
             `(16, 1)`. With `storage="blocks"` the size of blocks, which are regular.
         seed: int, or `None` for a new one at each call (from Python's `random`, which
@@ -182,8 +183,8 @@ def sparsify(
         UserWarning: A trained model, whose weights are lost. Unregistered matrices, which stay
             dense. Exactly orthogonal kernels with dead outputs, which stay dead under ReLU; budgets
             by name leave none where the density allows. With `storage="blocks"` larger kernels that
-            do not fit, and densities off by more than a tenth. `gain="auto"`, where it is unknown
-            what follows a layer.
+            do not fit, and densities off by more than a tenth. Layers of which it is unknown what
+            follows them, where the gain depends on it.
 
     Examples:
         >>> import keras, keras_sparse_ortho as kso

@@ -16,7 +16,6 @@ from keras_sparse_ortho._keras_internals import (
     graph_ends,
 )
 from keras_sparse_ortho._values import to_numpy, without_gradients
-from keras_sparse_ortho.calibration import calibration_batches
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.models import (
     ChannelClasses,
@@ -86,6 +85,9 @@ def equalize(
     Reference: Nagel et al., "Data-Free Quantization through Weight Equalization and Bias
     Correction" (ICCV 2019), arXiv 1906.04721; here by ranges of activations.
     """
+    # A room that `import keras_sparse_ortho` leaves out.
+    from keras_sparse_ortho.calibration import calibration_batches
+
     power = check_number("power", power)
     if power > 1:
         raise ValueError(f"`power` must be in (0, 1]. Received: power={power}")

@@ -13,13 +13,19 @@ from keras_sparse_ortho._checked_data import check_batches, warn_of_equal_rows
 from keras_sparse_ortho._checks import check_density, other_keywords
 from keras_sparse_ortho._data import Batch, first_batches
 from keras_sparse_ortho._foreign_names import for_value
+from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.kernels import (
     PrunableWeight,
     Selection,
     choose,
     names_in,
 )
-from keras_sparse_ortho.models import prunable_weights, refuse_unfit, weights_of
+from keras_sparse_ortho.models import (
+    is_of_tf_keras,
+    prunable_weights,
+    refuse_unfit,
+    weights_of,
+)
 from keras_sparse_ortho.saliency._saliency import Saliency
 
 Need = Literal["nothing", "loss", "inputs"]
@@ -55,6 +61,9 @@ class Score:
 
     refits: ClassVar[bool] = True
     """Whether `prune` with `data` fits live entries to the inputs of their layers."""
+
+    calls_model: ClassVar[bool] = False
+    """Whether scores are computed in calls of the model, which is then one of Keras 3."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
@@ -116,6 +125,7 @@ class ModelScore(Score, abc.ABC):
 
         Raises BudgetError, NotPrunableError and ValueError as `snip`.
         """
+        self._refuse_tf_keras(model)
         weights = scored_weights(model, density, include, exclude, on_collapse)
         batches = self.batches_of(model, data)
         scores = self.scores(model, weights, density, batches)
@@ -131,6 +141,16 @@ class ModelScore(Score, abc.ABC):
     def batches_of(self, model: keras.Model, data: object) -> list[Batch]:
         """Returns the checked batches that `scores` gets."""
         return []
+
+    def _refuse_tf_keras(self, model: object) -> None:
+        if self.calls_model and is_of_tf_keras(model):
+            raise NotPrunableError(
+                f"{self.label or self.name} calls the model, which must be one of Keras 3. Score "
+                "the same network in Keras 3, with its weights set to those of this one, and give "
+                "the masks to keras_sparse_ortho.tfmot.prune_with_mask(model, saliency.masks): "
+                f"equal layer names have equal paths. Received: model={type(model).__name__} of "
+                "tf_keras"
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,6 +168,7 @@ class LossScore(ModelScore):
     """
 
     needs: ClassVar[Need] = "loss"
+    calls_model: ClassVar[bool] = True
 
     batch_size: int = 128
     batches: int | None = 1

@@ -67,6 +67,7 @@ class SynFlow(ModelScore):
     label: ClassVar[str | None] = "SynFlow"
     for_untrained: ClassVar[bool] = True
     refits: ClassVar[bool] = False
+    calls_model: ClassVar[bool] = True
 
     rounds: int = 100
 

@@ -18,7 +18,8 @@ from keras_sparse_ortho._checks import (
     check_number,
     other_keywords,
 )
-from keras_sparse_ortho._types import Config
+from keras_sparse_ortho._types import Config, Tensor
+from keras_sparse_ortho.schedules._in_tfmot import answer_tfmot
 
 _LEAST_UPDATES = 100
 _MOST_STEPS = 100  # between two updates
@@ -88,6 +89,15 @@ class Schedule(abc.ABC):
     @abc.abstractmethod
     def at(self, step: int) -> float:
         """The live fraction at `step`."""
+
+    def __call__(self, step: Tensor) -> tuple[Tensor, Tensor]:
+        """Answers TFMOT's `prune_low_magnitude`: whether to prune at a step, to which sparsity.
+
+        Begin and end in fractions are those of the first `fit`. In a custom training loop, and
+        under a `tf.distribute.Strategy`, give steps: else this raises ValueError. TFMOT cannot load
+        a saved wrapper with this schedule: call `strip_pruning` before saving.
+        """
+        return answer_tfmot(self, step)
 
     def get_config(self) -> Config:
         arguments = inspect.signature(type(self)).parameters

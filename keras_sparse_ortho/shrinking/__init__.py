@@ -1,6 +1,7 @@
 """Shrinking: a trained model to the smallest LiteRT file that keeps what was asked for."""
 
 from keras_sparse_ortho._foreign_names import answer
+from keras_sparse_ortho.shrinking._activations import Activations
 from keras_sparse_ortho.shrinking._examples import Examples
 from keras_sparse_ortho.shrinking._judge import (
     Judge,
@@ -9,10 +10,16 @@ from keras_sparse_ortho.shrinking._judge import (
     closeness,
     same_class,
 )
+from keras_sparse_ortho.shrinking._micro_report import MicroReport, least_loss
+from keras_sparse_ortho.shrinking._micro_search import MicroCosts, MicroSearch
+from keras_sparse_ortho.shrinking._microcontroller import (
+    Microcontroller,
+    MicroFigures,
+)
 from keras_sparse_ortho.shrinking._search import Search
 from keras_sparse_ortho.shrinking._shrink import chosen, shrink
 from keras_sparse_ortho.shrinking._shrink_report import ShrinkReport, Trial
 
-__all__ = ["ShrinkReport", "Trial", "shrink"]
+__all__ = ["MicroFigures", "MicroReport", "ShrinkReport", "Trial", "shrink"]
 
 answer(__name__)

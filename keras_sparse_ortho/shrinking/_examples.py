@@ -125,21 +125,31 @@ class Examples:
             self.seconds_each, seconds / (_STEP_COST * passes)
         )
 
+    def passes_within(self, seconds: float, most: int) -> int:
+        """How often training can see each example in a time, at least once."""
+        pass_seconds = _STEP_COST * self.seconds_each * len(self._training)
+        return max(1, min(most, int(seconds / pass_seconds)))
+
     def to_train(
-        self, seconds: float, passes: int, **options: Any
+        self,
+        seconds: float,
+        passes: int,
+        fewest: int = _LEAST_TO_TRAIN,
+        **options: Any,
     ) -> dict[str, Any]:
         """Arguments of `distill` for the examples that the time allows; none if they are too few.
 
         Args:
             seconds: float. How long training may take.
             passes: int. How often it sees each example.
+            fewest: int. The fewest examples that are enough.
             options: Other arguments of `distill`.
         """
         count = int(
             max(seconds, 0.0) / (_STEP_COST * passes * self.seconds_each)
         )
         chosen = self._training[:count]
-        if len(chosen) < _LEAST_TO_TRAIN:
+        if len(chosen) < fewest:
             return {}
         data = (rows_at(self._inputs, chosen),)
         return {

@@ -86,6 +86,8 @@ class Search:
         prefer: str. The measure that narrower networks save: `"bytes"`, `"ms"` or `"both"`.
     """
 
+    _ends = ("float32", "float32")  # types of inputs and outputs
+
     def __init__(
         self,
         model: keras.Model,
@@ -227,7 +229,7 @@ class Search:
                 )
         # Any: there are other ways, and the dense files.
         except Exception as error:
-            self.trials.append(Trial("narrowed", "", reason=_shortly(error)))
+            self.trials.append(Trial("narrowed", "", reason=shortly(error)))
             return None
 
     def _try_widths(
@@ -426,7 +428,10 @@ class Search:
             seconds = min(
                 _TRAINING_SHARE * self._seconds, self._seconds - self._say()
             )
-            options = {"learning_rate": _LOW_RATE, "seed": self._seed}
+            options: dict[str, Any] = {
+                "learning_rate": _LOW_RATE,
+                "seed": self._seed,
+            }
             training = self._examples.to_train(seconds, _PASSES, **options)
             if not training:
                 training = self._examples.to_train(seconds, 1, **options)
@@ -470,7 +475,7 @@ class Search:
                 self._examples.took(time.monotonic() - began, training)
         # Any: there are other ways, and the dense files.
         except Exception as error:
-            self.trials.append(Trial(name, "", reason=_shortly(error)))
+            self.trials.append(Trial(name, "", reason=shortly(error)))
             return self.trials[-1], None
         return self._try(name, model, route, start, choice), model
 
@@ -498,10 +503,12 @@ class Search:
                     representative_data=ranges_from,
                     sample=sample,
                     tolerance=1.0,
+                    inference_input_type=self._ends[0],
+                    inference_output_type=self._ends[1],
                 )
             verdict = self._examples.judge.verdict(self._answers(path))
         except refusals as error:
-            trial = Trial(name, route, reason=_shortly(error))
+            trial = Trial(name, route, reason=shortly(error))
         else:
             trial = Trial(
                 name,
@@ -601,7 +608,8 @@ def _in_4_bits(model: keras.Model) -> keras.Model:
     return quantize_aware(model, "int4", None)
 
 
-def _shortly(error: Exception) -> str:
+def shortly(error: Exception) -> str:
+    """The first sentence of an error, and what it has received."""
     rule, _, received = str(error).partition("Received: ")
     sentence = rule.partition(". ")[0] or type(error).__name__
     return f"{sentence} {received[:100]}".strip()

@@ -17,6 +17,7 @@ from keras_sparse_ortho.shrinking._judge import (
     Score,
 )
 from keras_sparse_ortho.shrinking._max_drop import MaxDrop, limit_of
+from keras_sparse_ortho.shrinking._microcontroller import MicroFigures
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -36,7 +37,8 @@ class Trial(Answering):
             gradually".
         route: str. The route of the file, such as "dynamic_int8".
         score: On the held examples; `low` and `high` are its 95% interval.
-        bytes, gzip_bytes: int. Size of the file, and under gzip.
+        bytes, gzip_bytes: int. Size of the file, and under gzip; with `target="micro"` `bytes` is
+            the flash.
         ms: float. Median time of one call with one example, on one thread of this machine.
         seconds: float. From the dense model to the file.
         reason: Why there is no file; then the figures are infinite, or nan.
@@ -48,6 +50,7 @@ class Trial(Answering):
         widths: dict. The channels of each group that were left, by its name; empty if none went.
         in_floats: Operations that an integer file computes in floats.
         outputs: dict. By the name of each output its `measure`, `mean` score, `lost` and `margin`.
+        micro: MicroFigures. With `target="micro"`: flash, arena and operators of the array.
     """
 
     name: str
@@ -68,6 +71,7 @@ class Trial(Answering):
     outputs: Mapping[str, OutputScore] = dataclasses.field(
         default_factory=dict, repr=False
     )
+    micro: MicroFigures | None = None
 
     @property
     def mean(self) -> float:
@@ -104,9 +108,12 @@ class Trial(Answering):
         return max(shares)
 
     def beats(self, other: "Trial") -> bool:
-        """Whether each score, bytes and time are as good as another file's, and one is better."""
-        own_figures = (*self._losses, self.bytes, self.ms)
-        other_figures = (*other._losses, other.bytes, other.ms)
+        """Whether each score, bytes and time are as good as another file's, and one is better.
+
+        For microcontrollers flash and arena take the place of bytes and time.
+        """
+        own_figures = (*self._losses, *self._sizes)
+        other_figures = (*other._losses, *other._sizes)
         pairs = list(zip(own_figures, other_figures, strict=True))
         return (
             all(own <= theirs for own, theirs in pairs)
@@ -118,6 +125,12 @@ class Trial(Answering):
         if not self.outputs:
             return (self.lost,)
         return tuple(output.lost for output in self.outputs.values())
+
+    @property
+    def _sizes(self) -> tuple[float, float]:
+        if self.micro is None:
+            return self.bytes, self.ms
+        return self.micro.flash, self.micro.arena
 
 
 def frontier_of(trials: Sequence[Trial]) -> tuple[Trial, ...]:
@@ -175,6 +188,13 @@ class ShrinkReport(Answering):
             ValueError: If the file of this trial was not kept, as another one beats it.
         """
         target = path_of("path", path)
+        content = self.content_of(trial)
+        if target.name.endswith(".gz"):
+            content = gzip.compress(content, 6, mtime=0)
+        atomic_write_bytes(target, content)
+
+    def content_of(self, trial: Trial) -> bytes:
+        """The LiteRT file of a trial of the frontier; ValueError for another one."""
         numbers = [k for k, other in enumerate(self.trials) if other is trial]
         contents = [self.contents[k] for k in numbers if k in self.contents]
         if not contents:
@@ -183,10 +203,7 @@ class ShrinkReport(Answering):
                 "The files of `report.frontier` and `report.taken` can be written. "
                 f"Received: {trial.name}, {trial.route}; there are {'; '.join(names)}"
             )
-        content = zlib.decompress(contents[0])
-        if target.name.endswith(".gz"):
-            content = gzip.compress(content, 6, mtime=0)
-        atomic_write_bytes(target, content)
+        return zlib.decompress(contents[0])
 
     @property
     def words(self) -> tuple[str, ...]:

@@ -1,6 +1,10 @@
 """Initializers, masks, budgets and learnt thresholds for tf_keras models and TFMOT."""
 
 from keras_sparse_ortho._foreign_names import answer
+from keras_sparse_ortho.models import weights_of as _weights_of
+from keras_sparse_ortho.tfmot._following import (
+    register_calls as _register_calls,
+)
 from keras_sparse_ortho.tfmot._prune_by_budget import prune_by_budget
 from keras_sparse_ortho.tfmot._prune_with_mask import (
     PruneWithMask,
@@ -14,6 +18,9 @@ from keras_sparse_ortho.tfmot._prune_with_soft_threshold import (
 )
 from keras_sparse_ortho.tfmot._tf_keras_internals import (
     PrunePreserveQuantizeScheme,
+)
+from keras_sparse_ortho.tfmot._tf_keras_internals import (
+    tf_keras as _tf_keras,
 )
 from keras_sparse_ortho.tfmot._weights import (
     prunable_weights,
@@ -39,3 +46,5 @@ __all__ = [
 answer(__name__)
 register_initializers()
 _register_layouts()
+_register_calls()
+_weights_of.register(_tf_keras.layers.Layer)(prunable_weights)

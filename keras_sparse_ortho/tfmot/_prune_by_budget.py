@@ -6,6 +6,7 @@ from keras_sparse_ortho.budgets import Budget
 from keras_sparse_ortho.errors import BudgetError, NotPrunableError
 from keras_sparse_ortho.kernels import PrunableWeight, Selection
 from keras_sparse_ortho.pruning import plan_for
+from keras_sparse_ortho.schedules import Schedule
 from keras_sparse_ortho.tfmot._tf_keras_internals import (
     PruneLowMagnitude,
     PruneRegistry,
@@ -35,8 +36,9 @@ def prune_by_budget(
     magnitude, `UpdatePruningStep` (which must be passed to `fit`), `strip_pruning`. A layer with
     several kernels (a GRU) gets their joint density; layers of density 1 stay as they are.
 
-    `schedule` is one of TFMOT's whose final sparsity is replaced (`PolynomialDecay`,
-    `ConstantSparsity`), or a function from final sparsity to schedule. The other arguments, the
+    `schedule` is one of `keras_sparse_ortho.schedules` or of TFMOT (`PolynomialDecay`,
+    `ConstantSparsity`), whose final density or sparsity is replaced, or a function from final
+    sparsity to schedule. The other arguments, the
     result, and most errors are those of `prune_with_mask`.
 
     Raises:
@@ -63,7 +65,8 @@ def prune_by_budget(
     plan = plan_for(density, budget, weights, orthogonal=False)
     if not callable(schedule):
         raise ValueError(
-            "`schedule` must be a TFMOT schedule, or a function from final sparsity to one. "
+            "`schedule` must be one of keras_sparse_ortho.schedules or of TFMOT, or a function "
+            "from final sparsity to one. "
             f"Received: schedule={schedule!r}"
         )
 
@@ -106,7 +109,15 @@ def prune_by_budget(
 
 
 def _schedule_for(schedule: Any, density: float, paths: list[str]) -> Any:
-    """A schedule of TFMOT that ends at the density of a layer."""
+    """A schedule of TFMOT, or ours, that ends at the density of a layer."""
+    if isinstance(schedule, Schedule):
+        start = getattr(schedule, "initial_density", 1.0)
+        if start < density:
+            raise BudgetError(
+                f"The schedule starts with less density than {paths} must end with, "
+                f"{density:.6g}. Received: initial_density={start!r}"
+            )
+        return schedule.with_density(density)
     if not isinstance(schedule, tfmot.sparsity.keras.PruningSchedule):
         return schedule(1 - density)
     config = schedule.get_config()

@@ -164,8 +164,10 @@ class PruneWithMask(EffectiveWeightWrapper):
     def get_config(self) -> dict[str, Any]:
         initializers = self._initializers
         if initializers is not None:
+            # `initializers.serialize` warns of initializers that are not tf_keras' own.
             initializers = [
-                initializer and tf_keras.initializers.serialize(initializer)
+                initializer
+                and tf_keras.saving.serialize_keras_object(initializer)
                 for initializer in initializers
             ]
         live = [int(state.mask().sum()) for state in self.states] or self._live
@@ -316,8 +318,9 @@ def prune_exact_orthogonal(
     """Draws sparse, exactly orthogonal kernels for a tf_keras model, and fixes their masks.
 
     The counterpart of `keras_sparse_ortho.sparsify`, with its arguments and errors; with the same
-    paths and seeds the kernels are those of Keras 3. `model`, `include`, `exclude` and the result
-    are as in `prune_with_mask`. Biases and kernels that are not selected keep their values.
+    paths and seeds the kernels are those of Keras 3, before normalization, too. `model`,
+    `include`, `exclude` and the result are as in `prune_with_mask`. Biases and kernels that are not
+    selected keep their values.
 
     Examples:
         >>> import keras_sparse_ortho as kso
@@ -330,6 +333,6 @@ def prune_exact_orthogonal(
     """
     weights = select_weights(model, include, exclude)
     draws = draw_kernels(
-        weights, weights, density, budget, initializer, structure, seed
+        model, weights, density, budget, initializer, structure, seed
     )
     return _with_masks(model, draws)

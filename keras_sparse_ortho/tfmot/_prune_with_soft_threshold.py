@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from keras_sparse_ortho._keras_internals import warn_user
 from keras_sparse_ortho.callbacks import (
     DEFAULT_FLOOR,
     ThresholdSteering,
@@ -18,6 +19,7 @@ from keras_sparse_ortho.kernels import Selection
 from keras_sparse_ortho.parametrizations import SoftThreshold, critical_offsets
 from keras_sparse_ortho.schedules import as_schedule
 from keras_sparse_ortho.tfmot._tf_keras_internals import (
+    in_strip_pruning,
     own_weights,
     tf_keras,
     track,
@@ -34,6 +36,11 @@ from keras_sparse_ortho.tfmot._wrapper import EffectiveWeightWrapper
 
 # In TensorFlow, whatever the backend of Keras 3.
 _FUNCTIONS = {"sigmoid": tf.sigmoid, "exp": tf.exp, "softplus": tf.nn.softplus}
+
+
+# A kernel that nothing has pruned: its density, and how far its `s` has moved.
+_ALMOST_DENSE = 0.9
+_HARDLY_MOVED = 0.5
 
 
 def _shrink(value: Any, threshold: Any) -> Any:
@@ -158,6 +165,10 @@ class PruneWithSoftThreshold(EffectiveWeightWrapper):
         selected: list of int. Indices of kernels in the list of the layer's; `None` for all.
         **kwargs: As for tf_keras' `Layer`.
 
+    Warns:
+        UserWarning: In TFMOT's `strip_pruning`, of kernels that are almost dense and that no
+            `TargetDensity` has steered.
+
     Raises:
         ValueError: An unknown granularity or function, a negative strength.
         NotPrunableError: When built: a layer without kernels, or weights that are not finite.
@@ -175,6 +186,8 @@ class PruneWithSoftThreshold(EffectiveWeightWrapper):
         >>> layer(np.eye(3)).numpy().ravel().tolist()  # t = sigmoid(0) = 0.5
         [0.0, 1.0, -1.5]
     """
+
+    _has_warned = False
 
     def __init__(
         self,
@@ -207,12 +220,36 @@ class PruneWithSoftThreshold(EffectiveWeightWrapper):
         if tf.executing_eagerly() and not in_replica:
             for state in self.states:
                 state.settle()
+        if in_strip_pruning():
+            self._warn_of_low_thresholds()
         return vars(self)["layer"]
 
     @layer.setter
     def layer(self, layer: Any) -> None:
         self.__dict__["layer"] = layer
         track(self, layer)
+
+    def _warn_of_low_thresholds(self) -> None:
+        """Warns once of kernels that no `TargetDensity` has pruned and training has left dense."""
+        lines = [
+            f"{state.weight.path!r}: {state.mask().mean():.4g} at threshold "
+            f"{np.mean(as_numpy(state.threshold())):.3g}"
+            for state in self.states
+            if not self._has_warned
+            and not state.frozen
+            and not float(as_numpy(state.offset))
+            and state.mask().mean() > _ALMOST_DENSE
+            and abs(np.mean(as_numpy(state.s)) - self.s_init) < _HARDLY_MOVED
+        ]
+        if not lines:
+            return
+        self.__dict__["_has_warned"] = True
+        warn_user(
+            "These kernels are stripped almost dense: training has hardly moved their thresholds. "
+            "To end at a density, train with the callback keras_sparse_ortho.tfmot.TargetDensity; "
+            "else raise `s_init` or `weight_decay`. Received: densities "
+            f"{', '.join(lines)}"
+        )
 
     @property
     def trainable_weights(self) -> list[Any]:

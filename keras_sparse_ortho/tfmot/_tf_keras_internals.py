@@ -3,7 +3,8 @@
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator
+import sys
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, ClassVar
 
 import keras
@@ -11,7 +12,8 @@ import numpy as np
 import tensorflow as tf
 
 from keras_sparse_ortho._interception import intercepted
-from keras_sparse_ortho._keras_internals import replaced
+from keras_sparse_ortho._keras_internals import GraphCall, replaced
+from keras_sparse_ortho._types import AnyLayer, Tensor
 
 
 def _import() -> tuple[Any, Any]:
@@ -52,6 +54,10 @@ from tensorflow_model_optimization.python.core.sparsity.keras.pruning_wrapper im
     PruneLowMagnitude as PruneLowMagnitude,
 )
 from tf_keras.src import initializers as tf_keras_initializers
+from tf_keras.src.engine.functional import _map_graph_network
+from tf_keras.src.engine.keras_tensor import KerasTensor
+from tf_keras.src.engine.node import Node
+from tf_keras.src.layers.core import tf_op_layer
 
 
 def serializing_other_initializers() -> contextlib.AbstractContextManager[None]:
@@ -112,6 +118,76 @@ def is_graph(model: Any) -> bool:
     return bool(model._is_graph_network)
 
 
+def graph_calls(model: AnyLayer) -> list[GraphCall]:
+    """The calls of a model that `is_graph`, each after the calls that it depends on."""
+    return _calls_of(model._nodes_by_depth)
+
+
+def _calls_of(nodes_by_depth: Mapping[int, list[Node]]) -> list[GraphCall]:
+    calls = []
+    for depth in sorted(nodes_by_depth, reverse=True):
+        for node in nodes_by_depth[depth]:
+            if node.is_input:
+                continue
+            call = GraphCall(
+                node.layer,
+                list(node.keras_inputs),
+                tf.nest.flatten(node.outputs),
+                [],
+                tuple(node.call_args),
+                node.call_kwargs,
+            )
+            calls.append(call)
+    return calls
+
+
+def calls_inside(
+    call: GraphCall,
+) -> tuple[list[GraphCall], list[tuple[Tensor, Tensor]], list[Tensor]]:
+    """The calls in the `call` of a layer on symbolic tensors, its inputs and outputs there.
+
+    Inputs are pairs of a tensor outside and the one that stands for it.
+
+    Graphs are afterwards as before. Raises what `call` raises.
+    """
+    layer = call.operation
+    nodes = [
+        (nodes, list(nodes))
+        for inner in layer._flatten_layers()
+        for nodes in (inner._inbound_nodes, inner._outbound_nodes)
+    ]
+    inputs = {
+        id(tensor): tf_keras.Input(type_spec=tensor.type_spec)
+        for tensor in call.inputs
+    }
+
+    def symbol(value: object) -> object:
+        return inputs.get(id(value), value)
+
+    args, kwargs = tf.nest.map_structure(symbol, (call.args, dict(call.kwargs)))
+    try:
+        outputs = [
+            value
+            for value in tf.nest.flatten(layer.call(*args, **kwargs))
+            if isinstance(value, KerasTensor)
+        ]
+        _, nodes_by_depth, *_ = _map_graph_network(
+            list(inputs.values()), outputs
+        )
+        pairs = [(tensor, inputs[id(tensor)]) for tensor in call.inputs]
+        return _calls_of(nodes_by_depth), pairs, outputs
+    finally:
+        for after, before in nodes:
+            after[:] = before
+
+
+def operation_name(layer: AnyLayer) -> str | None:
+    """The last part of the name of the TensorFlow function that a layer stands for, if any."""
+    if not isinstance(layer, tf_op_layer.TFOpLambda):
+        return None
+    return str(layer.symbol or layer.name).rpartition(".")[2]
+
+
 def own_weights(layer: Any) -> list[Any]:
     return [*layer._trainable_weights, *layer._non_trainable_weights]
 
@@ -137,6 +213,15 @@ def known_to_tfmot(layer: Any) -> contextlib.AbstractContextManager[None]:
     ) or "get_prunable_weights" in vars(layer):
         return contextlib.nullcontext()
     return replaced(layer, "get_prunable_weights", list)
+
+
+def in_strip_pruning() -> bool:
+    """Whether TFMOT's `strip_pruning` asks for the attribute of a wrapper.
+
+    Read from the stack: it takes the attribute, and calls nothing of the wrapper.
+    """
+    frame = sys._getframe(2)
+    return frame.f_code.co_name == "_strip_pruning_wrapper"
 
 
 def forget_calls(layer: Any) -> None:

@@ -100,8 +100,11 @@ class TfKerasWeight(PrunableWeight):
         )
 
     @property
-    def initializer(self) -> Any:
-        return self.of_owner("initializer")
+    def initializer(self) -> keras.initializers.Initializer:
+        """The initializer of the layer, which no longer counts once a wrapper has a mask."""
+        if self.wrapped:
+            return None
+        return _of_keras(self.of_owner("initializer"))
 
     def of_owner(self, what: str) -> Any:
         short = f"{self.attribute.removesuffix('_kernel')}_{what}"
@@ -121,6 +124,19 @@ class TfKerasWeight(PrunableWeight):
             if self.state is None
             else as_numpy(self.state.effective())
         )
+
+
+def _of_keras(
+    initializer: keras.initializers.Initializer,
+) -> keras.initializers.Initializer:
+    """The initializer of Keras 3 with the name and settings of one of tf_keras, if there is one."""
+    name = type(initializer).__name__
+    kind = getattr(keras.initializers, name, None)
+    if kind is None or type(initializer) is not getattr(
+        tf_keras.initializers, name, None
+    ):
+        return initializer
+    return kind.from_config(initializer.get_config())
 
 
 def as_numpy(value: Any) -> np.ndarray:

@@ -17,6 +17,7 @@ from keras_sparse_ortho.tfmot._tf_keras_internals import (
     every_layer_is_built,
     forget_calls,
     known_to_tfmot,
+    serializing_other_initializers,
     smart_cond,
     takes,
     tf_keras,
@@ -209,7 +210,8 @@ class EffectiveWeightWrapper(PruneLowMagnitude):
             state.adopt_effective()
 
     def get_config(self) -> dict[str, Any]:
-        config = super(PruneLowMagnitude, self).get_config()
+        with serializing_other_initializers():
+            config = super(PruneLowMagnitude, self).get_config()
         return {**config, "selected": self._selected}
 
     @classmethod

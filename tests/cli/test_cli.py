@@ -414,6 +414,15 @@ def test_wrong_minutes_end_in_one_line(minutes, model_file, tmp_path, capsys):
     assert "`--minutes` must be" in one_line(capsys)
 
 
+def test_microcontrollers_need_a_limit(model_file, tmp_path, capsys):
+    rows = tmp_path / "rows.npy"
+    np.save(rows, np.ones((40, 32), "float32"))
+    options = ["--data", str(rows), "--out", str(tmp_path / "m.h")]
+    options += ["--target", "micro", "--minutes=0"]
+    assert main(["shrink", str(model_file), *options]) == 2
+    assert "`--max-flash` and `--max-ram`" in one_line(capsys)
+
+
 def test_rows_of_another_shape_end_in_one_line(model_file, tmp_path, capsys):
     rows = tmp_path / "rows.npy"
     np.save(rows, np.random.default_rng(0).normal(size=(40, 31)))
@@ -519,7 +528,13 @@ def test_options_reach_the_functions(model_file, tmp_path, monkeypatch):
         "minutes": 2.0,
     }
     expected |= {"metric": "closeness", "prefer": "ms"}
-    assert seen == {**expected, "verbose": True}
+    expected |= {"target": None, "max_flash": None, "max_ram": None}
+    assert seen == {**expected, "decode_code": 0, "verbose": True}
+    micro = ["--target", "micro", "--max-flash", "900", "--max-ram", "800"]
+    assert main([*command, *micro, "--decode-code", "70"]) == 0
+    assert seen["target"] == "micro"
+    assert (seen["max_flash"], seen["max_ram"]) == (900, 800)
+    assert (seen["max_drop"], seen["decode_code"]) == (None, 70)
     assert main([*command, "--max-drop", "class=.01, box=.05"]) == 0
     assert seen["max_drop"] == {"class": 0.01, "box": 0.05}
     assert main([*command, "--max-drop", "class=little"]) == 2

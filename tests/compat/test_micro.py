@@ -12,13 +12,18 @@ import numpy as np
 import pytest
 
 import keras_sparse_ortho as kso
+from keras_sparse_ortho.errors import ExportVerificationError
 from keras_sparse_ortho.export import (
+    arena_of,
     c_array,
     export_litert,
     is_decode,
+    kind_of,
     load_litert,
     read_model,
+    write_model,
 )
+from keras_sparse_ortho.shrinking import shrink
 from tests.export.filters import TYPES, dense_layers, sparse, transposed_layer
 from tests.export.models import X, dense
 
@@ -75,7 +80,7 @@ def test_blocks_run_on_microcontrollers(route, tmp_path):
     assert error < (0.1 if route == "int8+blocks" else 1e-5)
 
 
-# --- packed zeros ---------------------------------------------------------------------------------
+# --- packed zeros ------------------------------------------------------------------------------
 
 
 def fully_connected():
@@ -226,7 +231,152 @@ def test_packed_files_made_by_hand(which, tmp_path):
     np.testing.assert_array_equal(answers(packed, rows), expected)
 
 
-# --- LSTMs as one operator -----------------------------------------------------------------------
+# --- filters of four bits -----------------------------------------------------------------------
+
+
+def rounded_filters(content, four):
+    """A file whose filters of convolutions are -7 to 7, two in a byte or one."""
+    model = read_model(content)
+    model.metadata = None
+    graph = model.subgraphs[0]
+    for operator in graph.operators:
+        if kind_of(model, operator) not in ("CONV_2D", "DEPTHWISE_CONV_2D"):
+            continue
+        tensor = graph.tensors[operator.inputs[1]]
+        buffer = model.buffers[tensor.buffer]
+        values = np.asarray(buffer.data, np.uint8).view(np.int8)
+        values = np.rint(values * (7 / 127)).astype(np.int8)
+        buffer.data = values.view(np.uint8)
+        scales = np.asarray(tensor.quantization.scale)
+        tensor.quantization.scale = scales * (127 / 7)
+        if four:
+            low, high = values[0::2] & 15, values[1::2] & 15
+            buffer.data = (low | high << 4).view(np.uint8)
+            tensor.type = TYPES.INT4
+    return write_model(model)
+
+
+@pytest.mark.parametrize("network", [convolutions, depthwise, one_dimension])
+def test_convolutions_compute_filters_of_four_bits(network, tmp_path_factory):
+    """As docs/devices.md says; this package does not write such files."""
+    path, rows = exported(network, 0.35, tmp_path_factory.getbasetemp())
+    content = path.read_bytes()
+    in_8_bits = rounded_filters(content, four=False)
+    in_4_bits = rounded_filters(content, four=True)
+    assert len(in_4_bits) < len(in_8_bits)
+    expected = answers(in_8_bits, rows)
+    assert len(np.unique(expected)) > 10
+    np.testing.assert_array_equal(answers(in_4_bits, rows), expected)
+
+
+# --- streaming ----------------------------------------------------------------------------------
+
+
+@keras.saving.register_keras_serializable("test_micro")
+class Ring(L.Layer):
+    """The last frames, in a variable that each call assigns."""
+
+    def build(self, shape):
+        self.frames = self.add_weight(
+            shape=(1, 6, shape[-1]), trainable=False, initializer="zeros"
+        )
+
+    def call(self, frame):
+        frames = keras.ops.concatenate([self.frames[:, 1:], frame], axis=1)
+        self.frames.assign(frames)
+        return frames
+
+
+@pytest.mark.parametrize("route", ["float32", "int8"])
+def test_streaming_files_keep_their_state_from_call_to_call(route, tmp_path):
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input((1, 8), batch_size=1)
+    x = L.Conv1D(16, 3, activation="relu")(Ring()(inputs))
+    model = keras.Model(inputs, L.Dense(4)(L.GlobalAveragePooling1D()(x)))
+    rows = np.random.default_rng(0).standard_normal((64, 1, 8))
+    rows = rows.astype("float32")
+    path = tmp_path / "ring.tflite"
+    data = {"representative_data": rows} if route == "int8" else {}
+    export_litert(model, path, mode=route, sample=rows[:20], **data)
+    operators = c_array(path, tmp_path / "ring.h")
+    assert {"AssignVariable", "ReadVariable", "VarHandle"} <= {*operators}
+    outputs = [model(row[None]) for row in rows]
+    expected = keras.ops.convert_to_numpy(keras.ops.concatenate(outputs))
+    found = answers(path.read_bytes(), rows)
+    error = np.sqrt(np.mean((found - expected) ** 2) / np.mean(expected**2))
+    frozen = np.sqrt(
+        np.mean((found[::-1] - expected) ** 2) / np.mean(np.square(expected))
+    )
+    assert error < (1e-5 if route == "float32" else 0.15)
+    assert frozen > 0.5  # rows in another order have other answers
+
+
+# --- shrink -------------------------------------------------------------------------------------
+
+
+def arena_in_this_process(content, capfd):
+    interpreter_of(content).print_allocations()
+    text = capfd.readouterr().err
+    return int(re.search(r"Arena allocation total (\d+)", text)[1])
+
+
+def test_the_arena_is_the_one_that_the_interpreter_prints(
+    tmp_path_factory, capfd
+):
+    path, _ = exported(convolutions, 0.1, tmp_path_factory.getbasetemp())
+    for options in ({}, {"packed": True}):
+        content, _ = array_of(path, **options)
+        expected = arena_in_this_process(content, capfd)
+        assert arena_of(content) == expected > 1000
+    with pytest.raises(ExportVerificationError, match="must run the array"):
+        arena_of(b"TFL3" * 100)
+
+
+def test_shrink_ends_within_flash_and_arena(tmp_path, capfd):
+    keras.utils.set_random_seed(0)
+    model = ds_cnn()
+    rows = np.random.default_rng(0).standard_normal((120, 25, 10, 1))
+    rows = rows.astype("float32")
+    path = tmp_path / "model.h"
+    dense = shrink(
+        model,
+        rows,
+        path,
+        target="micro",
+        max_flash=65_536,
+        max_ram=65_536,
+        minutes=0,
+    )
+    figures = dense.taken.micro
+    limits = {
+        "max_flash": int(0.85 * figures.flash),
+        "max_ram": int(0.9 * figures.arena),
+    }
+    report = shrink(model, rows, path, target="micro", minutes=1.5, **limits)
+    figures = report.taken.micro
+    assert figures.flash <= limits["max_flash"]
+    assert figures.arena <= limits["max_ram"]
+    body = path.read_text().partition("[] = {")[2].partition("}")[0]
+    content = bytes(map(int, body.split(",")[:-1]))
+    assert len(content) == figures.flash
+    assert arena_in_this_process(content, capfd) == figures.arena
+    report.write(report.taken, tmp_path / "model.tflite")
+    row = rows[:1]
+    interpreter = interpreter_of(content)
+    details = interpreter.get_input_details(0)
+    assert details["dtype"] == np.int8
+    settings = details["quantization_parameters"]
+    integers = np.rint(row / settings["scales"]) + settings["zero_points"]
+    interpreter.set_input(np.clip(integers, -128, 127).astype(np.int8), 0)
+    interpreter.invoke()
+    settings = interpreter.get_output_details(0)["quantization_parameters"]
+    found = interpreter.get_output(0).astype(float) - settings["zero_points"]
+    expected = load_litert(tmp_path / "model.tflite").predict(row)
+    steps = np.abs(found - expected / settings["scales"])
+    assert steps.max() < 2  # the kernels of LiteRT round otherwise
+
+
+# --- LSTMs as one operator --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("steps", [20, 50, 100])

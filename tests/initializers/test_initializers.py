@@ -35,6 +35,7 @@ INITIALIZERS = {
         0.25, seed=3, structure=Block(6, 4, regular=True)
     ),
     "n_by_m": lambda: ExactOrthogonal(0.2, seed=3, structure=NByM(2, 4)),
+    "mirrored": lambda: ExactOrthogonal(0.2, seed=3, mirrored=True),
     "ai": lambda: ApproximateIsometry(0.2, seed=3, max_iterations=5),
     "sao": lambda: RamanujanOrthogonal(4, seed=3, relu=True),
     "random": lambda: RandomSparse(0.2, "glorot_uniform", seed=3),

@@ -107,7 +107,7 @@ class Diagonal(SparseInitializer):
 
 def test_an_initializer_without_a_density_is_refused():
     with pytest.raises(
-        ValueError, match=r"A Diagonal has no `density` .*Use it as"
+        ValueError, match=r"Diagonal has no `density` .*Use it as"
     ):
         kso.sparsify(network(), 0.1, initializer=Diagonal())
 

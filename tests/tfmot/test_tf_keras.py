@@ -194,3 +194,21 @@ def test_outputs_of_depthwise_kernels_keep_a_live_entry(tf_keras):
                 assert (
                     kso.orthogonal.dead_outputs(weight.mask, weight.layout) == 0
                 )
+
+
+def test_mirrored_kernels_are_those_of_keras_3(tf_keras):
+    pattern = ExactOrthogonal(gain=2**0.5, mirrored="outputs")
+    drawn = []
+    for which, draws in (
+        (keras, kso.sparsify),
+        (tf_keras, kso.tfmot.prune_exact_orthogonal),
+    ):
+        layer = which.layers.Dense(32, name="a")
+        model = which.Sequential([which.Input((12,)), layer])
+        sparse = draws(model, 0.3, initializer=pattern, seed=0)
+        weights_of = kso.prunable_weights
+        if which is tf_keras:
+            weights_of = kso.tfmot.prunable_weights
+        drawn.append(weights_of(sparse)[0].value)
+    np.testing.assert_array_equal(drawn[0], drawn[1])
+    np.testing.assert_array_equal(drawn[0][:, :16], -drawn[0][:, 16:])
