@@ -186,11 +186,21 @@ class _PrunedKernels:
             self._overrides.append((weight.variable, tensor))
 
 
-def calibration_batches(model: Any, data: Any) -> list[Any]:
-    """The inputs of calibration data: arrays in batches of some size, else the first 64 batches."""
+def calibration_batches(
+    model: Any, data: Any, has_small_batches: bool = False
+) -> list[Any]:
+    """The inputs of calibration data: arrays in batches of some size, else the first 64 batches.
+
+    Args:
+        model: A built model.
+        data: Inputs, or what `fit` takes.
+        has_small_batches: bool. Arrays go in batches of 64 rows, where a limit of time is kept
+            between two of them. Default: of up to 512, which take less time together.
+    """
+    rows = _FEWEST_ROWS if has_small_batches else _batch_size(model)
     batches = first_batches(
         data,
-        batch_size=_batch_size(model),
+        batch_size=rows,
         batches=_MOST_BATCHES if is_batched(data) else None,
         shuffle=False,
     )
