@@ -238,7 +238,7 @@ class Positions(Measurement):
             {machine()}, Keras {keras.__version__} on {keras.backend.backend()}. A CNN of six
             kernels for digits in images of 32 pixels, pruned by OBS to density 0.15 on 128 rows.
             Relative squared error of the logits on other rows: mean and standard deviation over
-            draws of the 128 rows. `prune` draws 32 rows an input, and at least 2048.
+            draws of the 128 rows. `prune` draws 32 rows an input, and at least 8192.
             """
         )
         return text + markdown(
