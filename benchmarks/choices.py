@@ -58,7 +58,7 @@ STARTS = {
 # The starts with even degrees were measured at 72dda44a, and are gone; their lines stay.
 STARTS_SHOWN = [*STARTS]
 STARTS_SHOWN[-1:-1] = ["even, auto", "even, auto, all taps"]
-OPTIMIZERS = {"Adam .001": ("adam", 1e-3), "SGD .1": ("sgd", 0.1)}
+OPTIMIZERS = {"Adam 0.001": ("adam", 1e-3), "SGD 0.1": ("sgd", 0.1)}
 UNTUNED_NETS = {
     "digits_cnn": {
         "of": "methods.cnn",
@@ -83,9 +83,9 @@ class Untuned(Measurement):
 
         KERAS_BACKEND=jax python benchmarks/choices.py untuned [--networks digits_cnn] [--seeds 5]
 
-    Every network trains with fixed masks, ERK at a density of .05, with Adam at Keras' rate of .001
-    and with SGD at .1, both constant and as they come. `random`: the layer's own initializer times
-    a random mask, the rival; `p` is Welch's test against it, two-sided and not corrected.
+    Every network trains with fixed masks, ERK at a density of 0.05, with Adam at Keras' rate of
+    0.001 and with SGD at 0.1, both constant and as they come. `random`: the layer's own initializer
+    times a random mask, the rival; `p` is Welch's test against it, two-sided and not corrected.
     """
 
     page = lines = "untuned"
@@ -175,7 +175,7 @@ class Untuned(Measurement):
         about = sentences(
             f"""
             Test accuracy in percent, mean and standard deviation; ERK at
-            {UNTUNED_DENSITY}, fixed masks. Adam at .001 and SGD at .1, constant. `p`: Welch's
+            {UNTUNED_DENSITY}, fixed masks. Adam at 0.001 and SGD at 0.1, constant. `p`: Welch's
             test against `random`, the layer's own initializer under a random mask; not corrected
             for the number of rows.
             """

@@ -77,13 +77,13 @@ VARIANTS = {
     "dense": Variant(),
     "look-up tables, by arithmetic": Variant(tables=True),
     "4-bit filters": Variant(bits=4),
-    "packed at .35": Variant(density=0.35, packed=True),
-    "packed at .2": Variant(density=0.2, packed=True),
-    "packed at .1": Variant(density=0.1, packed=True),
-    "narrowed to .5": Variant(share=0.5),
-    "narrowed to .25": Variant(share=0.25),
-    "narrowed to .5, packed at .35": Variant(0.5, 0.35, packed=True),
-    "narrowed to .5, packed at .2": Variant(0.5, 0.2, packed=True),
+    "packed at 0.35": Variant(density=0.35, packed=True),
+    "packed at 0.2": Variant(density=0.2, packed=True),
+    "packed at 0.1": Variant(density=0.1, packed=True),
+    "narrowed to 0.5": Variant(share=0.5),
+    "narrowed to 0.25": Variant(share=0.25),
+    "narrowed to 0.5, packed at 0.35": Variant(0.5, 0.35, packed=True),
+    "narrowed to 0.5, packed at 0.2": Variant(0.5, 0.2, packed=True),
     "shrink, 64 and 32 kB": Variant(limits=(65536, 32768)),
     "shrink, 16 and 32 kB": Variant(limits=(16384, 32768)),
 }
@@ -141,7 +141,7 @@ class Micro(Measurement):
         "networks": Setting([*TITLES], choices=TITLES, quick=["conv1d"]),
         "seeds": Setting([0], quick=[0]),
         "variants": Setting(
-            [*VARIANTS], choices=VARIANTS, quick=["dense", "packed at .2"]
+            [*VARIANTS], choices=VARIANTS, quick=["dense", "packed at 0.2"]
         ),
         "epochs": Setting(15, quick=1),
         "further": Setting(6, "epochs after pruning or narrowing", quick=1),

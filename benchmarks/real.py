@@ -1055,7 +1055,7 @@ ABOUT = {
 
 
 TAKE = {
-    "magika": "**As stored, take half of the channels of the convolution, trained**: .4 points of "
+    "magika": "**As stored, take half of the channels of the convolution, trained**: 0.4 points of "
     "accuracy below dense, about half of the bytes of int8, in half of its time. **Compressed, "
     "take density 0.3 gradually, then 4 bits**: half a point below dense, a third of the bytes of "
     "int8, two thirds of 4 bits, as fast. Half of the channels in 4 bits are smaller still, and "
@@ -1070,14 +1070,14 @@ TAKE = {
     "rnet": "**Take density 0.2 gradually, then 4 bits, compressed**: within a point of dense, a "
     "fourth of int8, three fifths of 4 bits, as fast. Without training, density 0.2 at once is "
     "as accurate. As stored, 4 bits are smallest. With 16 of the first layer's 28 channels a call "
-    "takes two thirds of the time, and loses .8 points with 4 bits. These sets of channels were "
+    "takes two thirds of the time, and loses 0.8 points with 4 bits. These sets of channels were "
     "found with an eye on these rows; on 1,887 other pieces of the pictures they lose 1.4, and "
     "density 0.2 gradually 1.2.",
-    "onet": "**Take 16, 48, 48 and 80 channels, as stored**: they lose .3 points without training, "
+    "onet": "**Take 16, 48, 48 and 80 channels, as stored**: they lose 0.3 points untrained, "
     "are smaller than 4 bits, and called in half of the time. Compressed, with half of their "
     "weights and 4 bits, they are smaller than 4 bits by a third; density 0.1 at once is smaller "
-    "still, and as slow as int8. On 1,887 other pieces of the pictures these channels lost .6 "
-    "points, with 4 bits .7. Training wins nothing: the pictures are few.",
+    "still, and as slow as int8. On 1,887 other pieces of the pictures these channels lost 0.6 "
+    "points, with 4 bits 0.7. Training wins nothing: the pictures are few.",
     "silero": "**Take density 0.2 at once, trained, then 4 bits, compressed**: as accurate as "
     "dense, a third of the bytes of int8, less than half of 4 bits, as fast. The rows are "
     "hard, with loud noise; agreement falls more than accuracy does. Static int8 and ONNX "
@@ -1268,6 +1268,7 @@ class Shrunk(Measurement):
                 if trial.reason is None
             ],
             "seconds": round(time.monotonic() - start),
+            "minutes": given.minutes,
         }
         times = _times(name, [*lines], tested[:1], given.seconds)
         for (file, line), milliseconds in zip(
@@ -1303,16 +1304,16 @@ class Shrunk(Measurement):
     def report(self, lines: list[Run]) -> str:
         text = "# Trained networks, shrunk by one call\n\n" + sentences(
             f"""
-            {machine()}. `shrink` had inputs, no labels, and {self.given.minutes:g} minutes at most.
-            Lost: points of expected accuracy of classes, and of the closeness of other outputs, the
-            most of several outputs, on rows of other origin than all that made the files. Accuracy:
-            of rows whose label is known. Bytes are as stored; ms: median of one call with one
-            row on one thread, all files of a network in turn. The ratios are to dense int8.
+            {machine()}. `shrink` had inputs, no labels, and the minutes shown. Lost: points of
+            expected accuracy of classes, and of the closeness of other outputs, the most of several
+            outputs, on rows of other origin than all that made the files. Accuracy: of rows whose
+            label is known. Bytes are as stored; ms: median of one call with one row on one thread,
+            all files of a network in turn. The ratios are to dense int8.
             """
         )
         header = ["network", "file", "model", "classes lost", "values lost"]
         header += ["agreement", "accuracy", "dense accuracy"]
-        header += ["bytes", "bytes of int8", "ms", "ms of int8", "s"]
+        header += ["bytes", "bytes of int8", "ms", "ms of int8", "s", "minutes"]
         latest = last_of_each(lines, "network", "how", "rival")
         rows = []
         for line in latest.values():
@@ -1334,7 +1335,8 @@ class Shrunk(Measurement):
                 f"{line['bytes'] / int8['bytes']:.2f}",
             ]
             row += [f"{line['ms']:.3g}", f"{line['ms'] / int8['ms']:.2f}"]
-            rows.append([*row, str(line["seconds"])])
+            minutes = f"{line['minutes']:g}" if "minutes" in line else "-"
+            rows.append([*row, str(line["seconds"]), minutes])
         text += "\n\n" + markdown(header, rows) + "\n"
         for line in matching(latest.values(), how="shrink"):
             text += (

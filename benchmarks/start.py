@@ -841,7 +841,9 @@ class Spectrum(Measurement):
                     "kernel is not square, so that SAO has no place here.\n\n"
                 )
             text += f"**{verdict(rows)}**\n\nRelative to the dense orthogonal network, at "
-            text += f"densities under .2, over all budgets:\n\n{ranges(rows)}\n"
+            text += (
+                f"densities under 0.2, over all budgets:\n\n{ranges(rows)}\n"
+            )
             text += spectrum_table(rows)
         return text
 
@@ -866,7 +868,7 @@ def dense_values(rows: list[dict]) -> dict[str, tuple[float, float]]:
 def shares(
     rows: list[dict], start: str, activation: str | None = None
 ) -> np.ndarray:
-    """`(largest, mean)` relative to the dense network, at densities under .2."""
+    """`(largest, mean)` relative to the dense network, at densities under 0.2."""
     dense = dense_values(rows)
     return np.array(
         [
@@ -920,7 +922,7 @@ def verdict(rows: list[dict]) -> str:
             "0, far from the dense network's uneven one"
         )
     return (
-        "At every density under .2 and under every budget, both the largest and the mean singular "
+        "At every density under 0.2 and under every budget, both the largest and the mean singular "
         f"value stay within a factor {KEPT:g} of the dense orthogonal network's for: {who}. "
         f"{answer}."
     )

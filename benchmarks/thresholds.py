@@ -664,7 +664,7 @@ def table_of_recurrent(part: str, lines: list[Run]) -> str:
 LEARNT_TABLES = {
     "free": (
         "Free thresholds",
-        "The small CNN on digits, SGD at .1, {epochs} epochs. As in the paper the density results "
+        "The small CNN on digits, SGD at 0.1, {epochs} epochs. As in the paper the density results "
         f"from the strength, searched for with one seed to end at {DENSITY} within a tenth. Where "
         f"s has its own penalty, that of w is L2 of {FIXED_DECAY}.",
         table_of_penalties,

@@ -138,7 +138,9 @@ def arguments():
 def test_functions_and_arguments_in_messages_exist():
     # Keras has these.
     of_keras = {"format", "loss", "return_state", "stateful", "unroll", "x"}
-    known = {*arguments(), *of_keras}
+    # Attributes on the page of `write_html`.
+    of_html = {"alt", "charset", "content", "lang", "name", "src"}
+    known = {*arguments(), *of_keras, *of_html}
     # Which exist elsewhere.
     guesses = {line for line, _ in _foreign_names.STEPS}
     wrong = []

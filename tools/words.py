@@ -47,6 +47,7 @@ PATTERNS = {
     "the verb comes last, or is missing": rf"{BEGIN}Not (?!all\b|enough\b|every\b)\w+",
     "a paraphrase": r"\bc[ao]me(?:s|ing)? (?:about|near)\b|\bby the one word\b|\bnear to\b"
     r"|\btakes? (?:it|them|this) for\b",
+    "a number without its zero": r"(?<=[\w,;:|(±] )\.\d+(?![\dfeg%])",
     "an old word": r"\b(?:anew|as ever|ever|hereby|likewise|thereby|therein|thereof)\b",
 }
 NAMES = {"told", "said"}  # of functions and classes

@@ -233,7 +233,7 @@ def _warn_of_packing(
         warn_user(
             "`packed=True` packs the zeros of pruned filters, and here none becomes smaller, or "
             "`ram` is too little for it: the array is the plain one. Prune the model first, to a "
-            "density of .8 or less, or leave `packed` out. Received: "
+            "density of 0.8 or less, or leave `packed` out. Received: "
             f"{file!r} with {reasons[:5] or 'no filters'}"
         )
     elif dense_bytes[True] > dense_bytes[False]:

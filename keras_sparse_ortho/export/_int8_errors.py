@@ -13,6 +13,7 @@ from keras_sparse_ortho.export._conversion import measured_errors
 from keras_sparse_ortho.export._explain import warn_of_rows
 from keras_sparse_ortho.export._export_litert import check_model, require_litert
 from keras_sparse_ortho.export._task import Steps, Workspace, task_of
+from keras_sparse_ortho.kernels import find_kernels
 
 _SHOWN = 0.01  # of the sum: smaller ones are not printed
 _MOST_BARS = 30
@@ -166,7 +167,15 @@ def int8_errors(
     with tempfile.TemporaryDirectory() as folder:
         workspace = Workspace(Path(folder), Steps("auto"))
         measured = measured_errors(task, workspace)
-    tensors = [TensorLoss(*tensor) for tensor in measured["tensors"]]
+    # Variables of a Sequential model have its name in front.
+    paths = {
+        kernel.variable.path: kernel.path
+        for kernel in find_kernels(task.model, "")
+    }
+    tensors = [
+        TensorLoss(kind, layer, paths.get(name, name), error)
+        for kind, layer, name, error in measured["tensors"]
+    ]
     return Int8Errors(
         tuple(tensors), measured["file"], len(task.rows.compared[0])
     )

@@ -19,7 +19,7 @@ from keras_sparse_ortho.export._weight_zeros import (
 )
 
 _SAMPLED_ROWS, _SAMPLED_COLUMNS = 32, 1024
-# The cosine of a stored kernel and Keras' own. That of int4 is .98, that of other kernels small.
+# The cosine of a stored kernel and Keras' own. That of int4 is 0.98, that of other kernels small.
 _SAME_KERNEL = 0.9
 
 

@@ -12,7 +12,7 @@ from keras_sparse_ortho._checks import as_text
 _TRADE_ROUNDS = (
     16  # four times as many change nothing that two of 16 to 1024 lines share
 )
-_PRICE_ROUNDS = 60  # after 8 of them .1 to .3% of the sum are lost
+_PRICE_ROUNDS = 60  # after 8 of them 0.1 to .3% of the sum are lost
 _MOST_SEGMENT_ENDS = 512  # of `few_counts`: very many lines are cut in steps
 
 

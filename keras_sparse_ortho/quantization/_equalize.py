@@ -79,7 +79,7 @@ def equalize(
         >>> model = keras.Sequential([keras.Input((8,)), *layers])
         >>> x = np.random.default_rng(0).normal(size=(64, 8)).astype("float32")
         >>> equal = equalize(model, x)
-        >>> np.abs(keras.ops.convert_to_numpy(equal(x) - model(x))).max() < 1e-5
+        >>> bool(np.abs(keras.ops.convert_to_numpy(equal(x) - model(x))).max() < 1e-5)
         True
 
     Reference: Nagel et al., "Data-Free Quantization through Weight Equalization and Bias

@@ -147,7 +147,7 @@ class ModelScore(Score, abc.ABC):
             raise NotPrunableError(
                 f"{self.label or self.name} calls the model, which must be one of Keras 3. Score "
                 "the same network in Keras 3, with its weights set to those of this one, and give "
-                "the masks to keras_sparse_ortho.tfmot.prune_with_mask(model, saliency.masks): "
+                "its masks to keras_sparse_ortho.tfmot.prune_with_mask(model, masks): "
                 f"equal layer names have equal paths. Received: model={type(model).__name__} of "
                 "tf_keras"
             )

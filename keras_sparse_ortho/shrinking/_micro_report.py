@@ -74,7 +74,7 @@ class MicroReport(ShrinkReport):
             words.append(f"{name}={limit:,}: {spare:,} bytes are left.")
         if self.taken.micro.is_packed:
             words.append(
-                "Packed zeros: the program needs AddDecode(), with about 11 kB of code; "
+                "Packed zeros: the program needs `AddDecode`, with about 11 kB of code; "
                 f"{self.device.decode_code:,} bytes of it are counted."
             )
         if self.untried:

@@ -133,6 +133,11 @@ class Trial(Answering):
         return self.micro.flash, self.micro.arena
 
 
+def _times(ratio: float) -> str:
+    """A ratio in words, such as "2.5 times"."""
+    return f"{ratio:.0f} times" if ratio >= 10 else f"{ratio:.2g} times"
+
+
 def frontier_of(trials: Sequence[Trial]) -> tuple[Trial, ...]:
     """The files that no other beats, the largest first."""
     files = [trial for trial in trials if trial.reason is None]
@@ -225,14 +230,14 @@ class ShrinkReport(Answering):
         smallest = min(good, key=lambda trial: trial.bytes, default=taken)
         if smallest.bytes >= taken.bytes:
             return [
-                f"Taken: {taken.name}, {taken.route}: the fewest bytes within the limits."
+                f"Written: {taken.name}, {taken.route}, the smallest file within the limits."
             ]
-        words = [f"Taken: {taken.name}, {taken.route}."]
+        words = [f"Written: {taken.name}, {taken.route}."]
         if smallest.ms > taken.ms:
             words.append(
-                f"{smallest.name}, {smallest.route} has "
-                f"{taken.bytes / smallest.bytes:.2f} times fewer bytes, and takes "
-                f'{smallest.ms / taken.ms:.1f} times as long; `prefer="bytes"` takes it.'
+                f"{smallest.name}, {smallest.route} is smaller ({smallest.bytes:,} bytes), but "
+                f"takes {_times(smallest.ms / taken.ms)} as long; "
+                '`prefer="bytes"` writes it.'
             )
         return words
 
@@ -240,10 +245,10 @@ class ShrinkReport(Answering):
         words = self._words_on_outputs(taken)
         if not math.isnan(taken.agreement) and self.measure != "agreement":
             words.append(
-                f"{100 * taken.agreement:.1f}% of its classes are the dense model's."
+                f"It gives the dense model's class for {100 * taken.agreement:.1f}% of them."
             )
         if 100 * (taken.score.high - taken.score.low) > _WIDE:
-            words.append("These rows are few: on others it may lose more.")
+            words.append("They are few: on other examples it may lose more.")
         if taken.in_floats:
             count = len(taken.in_floats)
             words.append(
@@ -255,8 +260,10 @@ class ShrinkReport(Answering):
         """The loss, of each output if there are several."""
         if len(taken.outputs) <= 1:
             points = f"{100 * taken.lost:.2f} points of {self.measure}"
-            return [f"It loses {points} on {self.rows} held rows."]
-        words = [f"On {self.rows} held rows it loses, with the standard error,"]
+            return [f"On {self.rows} examples held out it loses {points}."]
+        words = [
+            f"On {self.rows} examples held out it loses, with the standard error,"
+        ]
         for name, output in taken.outputs.items():
             limit = limit_of(self.max_drop, name)
             words.append(
@@ -279,7 +286,7 @@ class ShrinkReport(Answering):
         size = rival.bytes / taken.bytes
         speed = rival.ms / taken.ms
         return [
-            f"A dense {rival.route} file has {size:.2f} its bytes, {speed:.2f} its time."
+            f"Dense {rival.route} is {_times(size)} as large and takes {_times(speed)} as long."
         ]
 
     def _words_on_what_else(self, taken: Trial, good: list[Trial]) -> list[str]:
@@ -287,11 +294,33 @@ class ShrinkReport(Answering):
         packed = min(good, key=lambda trial: trial.gzip_bytes, default=taken)
         if packed.gzip_bytes < 0.9 * taken.gzip_bytes:
             words.append(
-                f"Under gzip {packed.name}, {packed.route} has fewest; for *.tflite.gz."
+                f"Compressed, {packed.name}, {packed.route} is smallest: write a *.tflite.gz."
             )
+        words += self._words_on_the_next(taken)
         if self.untried:
             words.append(f"More minutes would allow {self.untried[0]}.")
         return words
+
+    def _words_on_the_next(self, taken: Trial) -> list[str]:
+        """The file that a larger loss would allow, where the limit is one number."""
+        if not isinstance(self.max_drop, float | int):
+            return []
+        smaller = [
+            trial
+            for trial in self.trials
+            if trial.reason is None
+            and trial.bytes < taken.bytes
+            and not trial.loses_at_most(self.max_drop)
+        ]
+        if not smaller:
+            return []
+        following = min(smaller, key=lambda trial: trial.lost + trial.margin)
+        loss = round(following.lost + following.margin, _DIGITS)
+        limit = math.ceil(1000 * loss) / 1000
+        return [
+            f"With max_drop={limit:g} it would have {following.bytes:,} bytes: "
+            f"{following.name}, {following.route}."
+        ]
 
     def _words_without_a_file(self, files: list[Trial]) -> tuple[str, ...]:
         """How near the files came that were tried."""

@@ -96,8 +96,7 @@ def register_calls() -> None:
             is_plain=is_of_tf_keras and not layer.weights,
         )
         if role_in_model.activation is layer:
-            twin = _layer_of_keras(layer)
-            role_in_model = role_in_model._replace(activation=twin)
+            return Role(role_in_model.kind, _layer_of_keras(layer))
         return role_in_model
 
 

@@ -187,7 +187,7 @@ class PruneWithSoftThreshold(EffectiveWeightWrapper):
         [0.0, 1.0, -1.5]
     """
 
-    _has_warned = False
+    has_warned_of_thresholds = False
 
     def __init__(
         self,
@@ -235,7 +235,7 @@ class PruneWithSoftThreshold(EffectiveWeightWrapper):
             f"{state.weight.path!r}: {state.mask().mean():.4g} at threshold "
             f"{np.mean(as_numpy(state.threshold())):.3g}"
             for state in self.states
-            if not self._has_warned
+            if not self.has_warned_of_thresholds
             and not state.frozen
             and not float(as_numpy(state.offset))
             and state.mask().mean() > _ALMOST_DENSE
@@ -243,7 +243,7 @@ class PruneWithSoftThreshold(EffectiveWeightWrapper):
         ]
         if not lines:
             return
-        self.__dict__["_has_warned"] = True
+        self.__dict__["has_warned_of_thresholds"] = True
         warn_user(
             "These kernels are stripped almost dense: training has hardly moved their thresholds. "
             "To end at a density, train with the callback keras_sparse_ortho.tfmot.TargetDensity; "

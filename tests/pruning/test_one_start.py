@@ -183,12 +183,17 @@ def guesses(caught):
 
 def test_where_calls_cannot_be_watched_the_norm_is_the_usual_one():
     model = written(UnitOfValues)
-    with pytest.warns(UserWarning, match="not known what follows") as caught:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
         drawn = kernels(model)
-    message = guesses(caught)
-    assert "'one/conv/kernel' (the call of 'one' cannot be watched" in message
-    assert "'two/conv/kernel'" in message
-    assert "neck" not in message  # watched on its own
+    if keras.backend.backend() == "torch":  # a trace there has values
+        assert not [w for w in caught if w.category is UserWarning]
+    else:
+        message = guesses(caught)
+        assert "not known what follows" in message
+        assert "'one/conv/kernel' (the call of 'one' cannot be" in message
+        assert "'two/conv/kernel'" in message
+        assert "neck" not in message  # watched on its own
     for path in ("one/conv/kernel", "two/conv/kernel", "neck/a/kernel"):
         np.testing.assert_array_equal(kernels(functional())[path], drawn[path])
 

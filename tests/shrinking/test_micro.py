@@ -284,7 +284,7 @@ def test_the_report_has_flash_arena_and_operators_of_each_file():
     assert "no file: refused" in lines[2]
     assert "max_flash=1,000: 10 bytes are left." in report.words
     assert "max_ram=500: 50 bytes are left." in report.words
-    assert any("AddDecode()" in words for words in report.words)
+    assert any("AddDecode" in words for words in report.words)
     assert report.words[-2:] == (
         "Operators of dense; packed:",
         "  Conv2D 2, Mean 1",

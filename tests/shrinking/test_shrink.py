@@ -2,7 +2,6 @@
 
 import dataclasses
 import gzip
-import re
 import zlib
 
 import keras
@@ -510,10 +509,33 @@ def test_the_report_says_which_smaller_file_was_slower():
     )
     assert 'prefer="bytes"' in str(report)
     assert (
-        "sparse, int8 has 1.65 times fewer bytes, and takes 5.0 times as long"
+        "sparse, int8 is smaller (223,000 bytes), but takes 5 times as long"
         in str(report)
     )
-    assert "fewest bytes within" not in str(report)
+    assert "smallest file within" not in str(report)
+
+
+def test_the_report_says_what_the_next_larger_loss_gives():
+    dense = trial("dense", 367_000, 0.0144)
+    small, smaller = (
+        dataclasses.replace(trial(name, size, 0.01), lost=lost, margin=0.004)
+        for name, size, lost in (("a", 90_000, 0.0302), ("b", 40_000, 0.1))
+    )
+    report = ShrinkReport(
+        "m.tflite",
+        dense,
+        (dense, smaller, small),
+        "agreement",
+        99,
+        Score(1, 1, 1),
+        0.01,
+    )
+    said = "With max_drop=0.035 it would have 90,000 bytes: a, int8."
+    assert said in report.words
+    assert small.loses_at_most(0.035)
+    assert not small.loses_at_most(0.034)
+    by_output = dataclasses.replace(report, max_drop={"y": 0.01})
+    assert not any("max_drop=" in words for words in by_output.words)
 
 
 def test_a_report_without_a_file_takes_none():
@@ -668,11 +690,12 @@ def test_the_words_say_how_much_larger_and_slower_a_dense_file_is():
     report = ShrinkReport(
         "m.tflite", taken=sparse, trials=(dense, sparse), **options
     )
-    (sentence,) = [words for words in report.words if "dense int8" in words]
-    assert [float(number) for number in re.findall(r"\d+\.\d+", sentence)] == [
-        2.5,
-        3.5,
-    ]
+    said = "Dense int8 is 2.5 times as large and takes 3.5 times as long."
+    assert said in report.words
+    larger = dataclasses.replace(dense, bytes=4310, ms=0.5)
+    report = dataclasses.replace(report, trials=(larger, sparse))
+    said = "Dense int8 is 43 times as large and takes 0.25 times as long."
+    assert said in report.words
 
 
 @pytest.mark.tensorflow_only
