@@ -14,6 +14,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import keras
+import networks
 import numpy as np
 from record import machine, markdown, matching, mean_and_deviation, sentences
 from runner import Measurement, Run, Setting, grid, main, peak
@@ -23,6 +24,7 @@ from keras_sparse_ortho.calibration import _moments, _sweep
 
 DENSITY = 0.3
 SIDE = 96
+OF_CIFAR = "ResNet "  # and the depth, for 32 pixels
 ALL = 0  # rows an input of a kernel: every position
 WAYS = {
     "one pass": contextlib.nullcontext,
@@ -38,14 +40,19 @@ def network(name: str) -> keras.Model:
     if name == "chain":
         layers = [keras.layers.Conv2D(8, 3, padding="same") for _ in range(8)]
         return keras.Sequential([keras.Input((SIDE, SIDE, 3)), *layers])
+    if name.startswith(OF_CIFAR):
+        depth = int(name.removeprefix(OF_CIFAR))
+        options = {"filters": (16, 32, 64), "blocks": (depth - 2) // 6}
+        return networks.resnet((32, 32, 3), 10, options)
     make = getattr(keras.applications, name)
     return make(weights=None, input_shape=(SIDE, SIDE, 3))
 
 
 class Sweeps(Measurement):
-    """Seconds of the processor that OBS takes for networks of Keras at 96 pixels.
+    """Seconds of the processor that OBS takes for networks of Keras at 96 pixels, and other ones.
 
         KERAS_BACKEND=tensorflow taskset -c 0 python benchmarks/deep_networks.py sweeps
+        KERAS_BACKEND=tensorflow python benchmarks/deep_networks.py sweeps --networks "ResNet 56"
 
     Random weights and rows: they cost as much as trained ones. Each run has a process and one
     thread of its own.
@@ -72,7 +79,7 @@ class Sweeps(Measurement):
     def run(self, which: Run) -> Run:
         """Prunes one network in this process."""
         model = network(which["network"])
-        shape = (which["rows"], SIDE, SIDE, 3)
+        shape = (which["rows"], *model.input_shape[1:])
         x = np.random.default_rng(0).normal(size=shape).astype("float32")
         model(x[:2])
         before = peak()
@@ -114,7 +121,8 @@ class Sweeps(Measurement):
             + sentences(
                 f"""
             {machine()}, Keras {keras.__version__} on {keras.backend.backend()}. Seconds of the
-            processor on one core, for `prune` with `score="obs"` at {SIDE} pixels. "A pass for each
+            processor on one core, for `prune` with `score="obs"` at {SIDE} pixels ("ResNet" and a
+            depth: 32). "A pass for each
             layer" is the sweep of models that are no graphs, and was that of all models before.
             Memory is the peak above the process with the model.
             """

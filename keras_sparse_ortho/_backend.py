@@ -206,6 +206,23 @@ def hessian_vector_product(
     return products
 
 
+def hessian_times_gradient(
+    function: ScalarFunction, values: Sequence[Tensor]
+) -> list[Tensor]:
+    """`H g` with the gradient `g` of `f` at `values`: the gradient of `|g|^2 / 2`."""
+
+    def half_square(inner_values: list[Tensor]) -> Tensor:
+        _, gradients = value_and_gradients(function, inner_values)
+        squares = [
+            keras.ops.sum(keras.ops.square(gradient)) for gradient in gradients
+        ]
+        return sum(squares[1:], squares[0]) / 2
+
+    with second_derivatives():
+        _, products = value_and_gradients(half_square, values)
+    return products
+
+
 def second_derivatives() -> contextlib.AbstractContextManager[None]:
     """Replaces operations that can be differentiated only once. Call the model inside.
 

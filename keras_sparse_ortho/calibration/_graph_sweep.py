@@ -27,6 +27,8 @@ from keras_sparse_ortho._values import is_traced, to_numpy
 MOST_ENTRIES = 2**27
 """Entries of waiting tensors in memory at once: half a gigabyte in float32. Others are on disk."""
 
+_HEADS = 16  # of attention, at most
+
 Scope = Callable[[], contextlib.AbstractContextManager[Any]]
 """Makes a context that gives the model the values of a stream."""
 
@@ -35,6 +37,31 @@ OperationCall = Callable[[Any], Callable[..., Any]]
 
 Values = dict[int, Any]
 """Tensors of one batch by slot, or a `_File` for those on disk."""
+
+
+def largest_tensor(model: keras.Model) -> int | None:
+    """The entries of the largest tensor of a model's graph for one sample; `None` if unknown.
+
+    Attention over `L` positions has scores of `L^2` pairs in each of its heads, which are no
+    tensors of the graph: outputs `(L, features)` count as if they had 16.
+    """
+    if not computes_its_graph(model):
+        return None
+    entries = [1]
+    for call in graph_calls(model):
+        if computes_its_graph(call.operation):
+            inner_entries = largest_tensor(call.operation)
+            if inner_entries is None:
+                return None
+            entries.append(inner_entries)
+        for tensor in keras.tree.flatten(call.outputs):
+            sizes = tensor.shape[1:]
+            if None in sizes:
+                return None
+            entries.append(math.prod(sizes))
+            if len(sizes) == 2:
+                entries.append(_HEADS * sizes[0] ** 2)
+    return max(entries)
 
 
 class LayerCall(NamedTuple):

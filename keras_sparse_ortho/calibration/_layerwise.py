@@ -21,6 +21,7 @@ from keras_sparse_ortho._keras_internals import (
     warn_user,
 )
 from keras_sparse_ortho._values import placed, without_gradients
+from keras_sparse_ortho.calibration._graph_sweep import largest_tensor
 from keras_sparse_ortho.calibration._moments import Moments, samples_in, stop_of
 from keras_sparse_ortho.calibration._recipe import Recipe
 from keras_sparse_ortho.calibration._resume import SavedKernels
@@ -29,7 +30,11 @@ from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.initializers import AnyDraw
 from keras_sparse_ortho.kernels import PrunableWeight
 
-_ROWS = 64  # of a batch
+_FEWEST_ROWS = 64  # of a batch
+_MOST_ROWS = 512
+_MOST_ENTRIES = (
+    2**22
+)  # of a tensor: memory for larger ones goes back to the system each time
 _MOST_BATCHES = 64
 _UNMEASURED = (
     "It is not known how these kernels multiply inputs of their layers, or no calibration input "
@@ -181,11 +186,21 @@ class _PrunedKernels:
             self._overrides.append((weight.variable, tensor))
 
 
-def calibration_batches(model: Any, data: Any) -> list[Any]:
-    """The inputs of calibration data: arrays in batches of 64 rows, else the first 64 batches."""
+def calibration_batches(
+    model: Any, data: Any, has_small_batches: bool = False
+) -> list[Any]:
+    """The inputs of calibration data: arrays in batches of some size, else the first 64 batches.
+
+    Args:
+        model: A built model.
+        data: Inputs, or what `fit` takes.
+        has_small_batches: bool. Arrays go in batches of 64 rows, where a limit of time is kept
+            between two of them. Default: of up to 512, which take less time together.
+    """
+    rows = _FEWEST_ROWS if has_small_batches else _batch_size(model)
     batches = first_batches(
         data,
-        batch_size=_ROWS,
+        batch_size=rows,
         batches=_MOST_BATCHES if is_batched(data) else None,
         shuffle=False,
     )
@@ -199,6 +214,22 @@ def calibration_batches(model: Any, data: Any) -> list[Any]:
     return [
         keras.tree.map_structure(to_tensor, inputs) for inputs, _, _ in batches
     ]
+
+
+def _batch_size(model: keras.Model) -> int:
+    """64 rows, or up to 512 where the largest tensor of the graph still has few entries.
+
+    Small operations take most of their time to be called. So fewer and larger batches take less.
+    """
+    entries = largest_tensor(model)
+    if entries is None:
+        return _FEWEST_ROWS
+    inputs = keras.tree.flatten(model.inputs)
+    if any(tensor.shape[0] is not None for tensor in inputs):
+        return _FEWEST_ROWS
+    rows = min(_MOST_ENTRIES // entries, _MOST_ROWS)
+    whole_multiple = rows // _FEWEST_ROWS * _FEWEST_ROWS
+    return max(whole_multiple, _FEWEST_ROWS)
 
 
 def _names(weights: Sequence[PrunableWeight]) -> str:

@@ -23,7 +23,12 @@ from keras_sparse_ortho.kernels import (
 L = keras.layers
 
 HOLD_OUT = 4  # one of so many rows judges what is made of the others
-_CHUNK = 2**26  # entries of rows in memory at once: half a gigabyte in float64
+# Entries of rows in memory at once, or of one sample: about as many as caches hold.
+_CHUNK = 2**22
+# Rows of one product in float32; sums of products are in float64.
+_PRODUCT_ROWS = 2**13
+_FEW_ENTRIES = 2**16  # of inputs, for which float32 would save no time
+_SAFE = 1e12  # squares of entries from its inverse up to it are in the range of float32
 _ROWS_AN_INPUT = 32
 _FEWEST_ROWS = 2**13
 
@@ -128,13 +133,22 @@ class GramStop:
         y: np.ndarray | None,
         positions: np.ndarray | None,
     ) -> Moments:
-        rows = self._rows(x, positions)
-        columns = np.swapaxes(rows, -1, -2)
-        gram = columns @ rows
+        rows = self._rows_of(x, positions)
+        gram = sum_of_products(rows, rows)
         if y is None:
             return Moments(gram, 0.0, rows.shape[1])
-        missed = self._rows(y, positions) - rows
-        return Moments(gram, columns @ missed, rows.shape[1])
+        missed = self._rows_of(y, positions) - rows
+        across = sum_of_products(rows, missed)
+        return Moments(gram, across, rows.shape[1])
+
+    def _rows_of(
+        self,
+        x: np.ndarray,
+        positions: np.ndarray | None,
+    ) -> np.ndarray:
+        """The rows in one piece of memory, which products read several times as fast."""
+        rows = self._rows(_as_floats(x), positions)
+        return np.ascontiguousarray(rows)
 
     def _draw_positions(self, x: np.ndarray) -> np.ndarray | None:
         """Positions to take of each sample, `(samples, count)`; `None` for all."""
@@ -211,6 +225,40 @@ class _CellStop(GramStop):
             else to_numpy(initial)
         )
         return np.concatenate([first[:, None], states[:, :-1]], axis=1)
+
+
+def sum_of_products(rows: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """`X^T Y` in float64, `(M, k, k)`: a sum of products of 8192 rows in the type of the rows.
+
+    Products in float32 take half of the time. Each entry of theirs is off by about 1e-7 of the
+    norms of its two columns, where drawing `n` rows puts it off by `1 / sqrt(n)` of them. The
+    eigenvalues of `X^T X` are off by at most 1e-7 of its trace, `1e-5 k` of the least damping.
+
+    Args:
+        rows: array `(M, rows, k)`.
+        others: array of the same shape. `rows` itself takes half of the time.
+    """
+    matrices, count, inputs = rows.shape
+    total = np.zeros((matrices, inputs, inputs))
+    for start in range(0, count, _PRODUCT_ROWS):
+        block = rows[:, start : start + _PRODUCT_ROWS]
+        other_block = block
+        if others is not rows:
+            other_block = others[:, start : start + _PRODUCT_ROWS]
+        total += np.swapaxes(block, -1, -2) @ other_block
+    return total
+
+
+def _as_floats(x: np.ndarray) -> np.ndarray:
+    """Inputs in float32; few ones in float64, and those whose squares float32 has no room for."""
+    if x.size < _FEW_ENTRIES:
+        return x.astype(np.float64)
+    dtype = np.result_type(x.dtype, np.float32)
+    x = x.astype(dtype, copy=False)
+    largest = max(float(x.max()), -float(x.min()))
+    if largest > 0 and not 1 / _SAFE < largest < _SAFE:
+        return x.astype(np.float64)
+    return x
 
 
 def stop_of(

@@ -48,7 +48,7 @@ def restore_statistics(
     Args:
         model: A built Keras model of any kind.
         data: Inputs, or what `fit` takes; targets and sample weights are not used. All rows of
-            arrays, in batches of 64; of data sets and generators the first 64 batches.
+            arrays, in batches of 64 to 512; of data sets and generators the first 64 batches.
         reference: The model as it was before pruning, with its statistics. Default: the model that
             `prune` or another function of this package made `model` from, while it exists. A model
             that was loaded has none.

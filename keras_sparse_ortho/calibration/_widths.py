@@ -111,7 +111,9 @@ def widths(
     check_integer("multiple_of", multiple_of)
     clock = WidthClock(minutes)
     groups = channel_groups(model)
-    batches = calibration_batches(model, data)
+    batches = calibration_batches(
+        model, data, has_small_batches=clock.is_limited
+    )
     stripped = strip(model)
     kinds = output_kinds(model, len(stripped.outputs))
     errors = errors_in_time(stripped, batches, kinds, clock)

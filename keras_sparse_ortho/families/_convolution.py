@@ -27,6 +27,7 @@ L = keras.layers
 
 _DIGIT = 256  # float32 holds such digits exactly
 _DIGITS = 4
+_PADDING = 0  # the number of an input that is a zero of the padding
 _TRANSPOSED = (L.Conv1DTranspose, L.Conv2DTranspose, L.Conv3DTranspose)
 
 
@@ -86,14 +87,15 @@ class ConvolutionRows(Rows):
         samples = len(x)
         channels = x.shape[-1]
         inputs = self._inputs_of_taps(x)
-        # Input 0 is a zero of the padding.
         flat = x.reshape(samples, -1, channels)
-        flat = np.pad(flat, ((0, 0), (1, 0), (0, 0)))
         if chosen is None:
-            patches = flat[:, inputs]
+            patches = flat[:, inputs - 1]
+            patches[:, inputs == _PADDING] = 0
         else:
             of_sample = np.arange(samples)[:, None, None]
-            patches = flat[of_sample, inputs[chosen]]
+            chosen_inputs = inputs[chosen]
+            patches = flat[of_sample, chosen_inputs - 1]
+            patches[chosen_inputs == _PADDING] = 0
         groups = self.groups(channels)
         by_group = patches.reshape(
             -1,
@@ -101,7 +103,7 @@ class ConvolutionRows(Rows):
             groups,
             channels // groups,
         )
-        rows = np.moveaxis(by_group.astype(np.float64), 2, 0)
+        rows = np.moveaxis(by_group, 2, 0)
         return rows.reshape(groups, len(by_group), -1)
 
     def positions(self, x: np.ndarray) -> int | None:

@@ -174,7 +174,7 @@ class PointwiseRows(DepthwiseRows):
         x: np.ndarray,
         chosen: np.ndarray | None = None,
     ) -> np.ndarray:
-        kernel = to_numpy(self._layer.depthwise_kernel).astype(np.float64)
+        kernel = to_numpy(self._layer.depthwise_kernel).astype(x.dtype)
         matrices = as_matrices(kernel, KernelLayout.depthwise())
         patches = super().__call__(x, chosen)
         by_channel = patches @ matrices

@@ -31,7 +31,7 @@ class EinsumRows(Rows):
         ]
         free = [name for name in data if name in output and name not in kernel]
         order = [data.index(name) for name in (*batch, *free, *summed)]
-        ordered = np.einsum(x.astype(np.float64), range(x.ndim), order)
+        ordered = np.einsum(x, range(x.ndim), order)
         matrices = ordered.shape[: len(batch)]
         inputs = ordered.shape[ordered.ndim - len(summed) :]
         return ordered.reshape(math.prod(matrices), -1, math.prod(inputs))

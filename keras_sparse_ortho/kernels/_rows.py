@@ -34,7 +34,7 @@ class Rows:
         x: np.ndarray,
         chosen: np.ndarray | None = None,
     ) -> np.ndarray:
-        """Returns the rows at all positions, or at chosen ones, float64 `(M, rows, k)`.
+        """Returns the rows at all positions, or at chosen ones, `(M, rows, k)`, as `x` in type.
 
         `k` is taps times inputs of one matrix, and `M` batch times parts of the canonical shape, or
         1 where all matrices multiply the same rows.
@@ -154,7 +154,7 @@ class LastAxisRows(Rows):
                 f"for each matrix of {inputs} inputs. Received: an axis of {features}"
             )
         by_matrix = x.reshape(-1, features // inputs, inputs)
-        return np.swapaxes(by_matrix.astype(np.float64), 0, 1)
+        return np.swapaxes(by_matrix, 0, 1)
 
 
 def last_axis_rows(

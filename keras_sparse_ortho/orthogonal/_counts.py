@@ -124,6 +124,10 @@ def _kth_largest(
     flat = [score.reshape(-1) for score in scores]
     values = flat[0]
     if len(flat) > 1:  # a copy costs more than all else
+        # Zeros, and the negative scores of entries that are dead already, are most of them.
+        positive = [part[part > 0] for part in flat]
+        if sum(map(len, positive)) >= k:
+            flat = positive
         values = np.concatenate(flat)
     # Selection is slow among equal values, as pruned weights are: leave out the smallest.
     smallest = values.min()
@@ -131,8 +135,8 @@ def _kth_largest(
     if k >= larger.size:
         return smallest
     place = larger.size - k
-    ascending = np.partition(larger, place)
-    return ascending[place]
+    larger.partition(place)
+    return larger[place]
 
 
 @other_keywords

@@ -193,8 +193,8 @@ def prune(
             not see there; or the table of these errors that `sensitivity` returns.
         data: For scores of the loss, what `fit` takes: `(x, y)`, `(x, y, sample_weight)`, a
             dataset, a generator of batches. For layers the same, or `x` alone: all rows of arrays,
-            in batches of 64; of others the first 64 batches. Live entries are refitted to them,
-            unless the score is for untrained networks.
+            in batches of 64 to 512; of others the first 64 batches. Live entries are refitted to
+            them, unless the score is for untrained networks.
         structure: `NByM`, or `"2:4"`: at most `n` live of every `m` consecutive inputs.
             `Block(rows, cols)`, `"32x32"` or `(32, 32)`: whole blocks live or dead, at all taps of
             a convolution, in any storage; `convert(pruned, "blocks", block=(rows, cols))` computes

@@ -43,7 +43,7 @@ class Grasp(LossScore):
         if _has_cross_entropies_only(model):
             change = _softened
         derivatives = LossDerivatives(model, weights, batches, change)
-        products = derivatives.hessian_times(derivatives.gradient())
+        products = derivatives.hessian_times_gradient()
         return [
             weight.raw_value() * product
             for weight, product in zip(weights, products, strict=True)

@@ -8,7 +8,10 @@ from collections.abc import Callable, Sequence
 import keras
 import numpy as np
 
-from keras_sparse_ortho._backend import hessian_vector_product
+from keras_sparse_ortho._backend import (
+    hessian_times_gradient,
+    hessian_vector_product,
+)
 from keras_sparse_ortho._data import Batch, samples
 from keras_sparse_ortho._keras_internals import from_zero_states
 from keras_sparse_ortho._types import Nested, Tensor
@@ -104,6 +107,17 @@ class LossDerivatives:
 
         def derivatives(batch: Batch) -> list[Array]:
             return [to_numpy(tensor) for tensor in run(None, *batch, tensors)]
+
+        return self._mean(derivatives)
+
+    def hessian_times_gradient(self) -> list[Array]:
+        """Returns `H g` for each weight, with the gradient `g`; of a single batch in one pass."""
+        if len(self._batches) > 1 or self._workers.count > 1:
+            return self.hessian_times(self.gradient())
+        run = self._loss.compiled(hessian_times_gradient)
+
+        def derivatives(batch: Batch) -> list[Array]:
+            return [to_numpy(tensor) for tensor in run(None, *batch)]
 
         return self._mean(derivatives)
 

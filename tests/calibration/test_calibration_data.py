@@ -5,7 +5,10 @@ import numpy as np
 import pytest
 
 import keras_sparse_ortho as kso
-from keras_sparse_ortho.calibration import _restore_statistics
+from keras_sparse_ortho.calibration import (
+    _restore_statistics,
+    calibration_batches,
+)
 from keras_sparse_ortho.errors import NotPrunableError
 from tests.helpers import array, assert_same
 
@@ -355,3 +358,44 @@ def test_rows_of_several_inputs_differ_where_one_input_does():
     kso.prune(model, 0.5, score="obs", data=(x,))  # no warning
     with pytest.warns(UserWarning, match="1 different among 20 rows"):
         kso.prune(model, 0.5, score="obs", data=([x[0], x[0]],))
+
+
+class Wrapped(keras.Model):
+    """A model that is no graph."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = L.Dense(3)
+
+    def call(self, inputs):
+        return self.dense(inputs)
+
+
+def of_layers(shape, *layers):
+    return keras.Sequential([keras.Input(shape), *layers])
+
+
+@pytest.mark.parametrize(
+    ("model", "first_batch"),
+    [
+        (of_layers((4,), L.Dense(3)), 512),
+        (of_layers((64, 64, 3), L.Conv2D(8, 1)), 128),
+        (of_layers((64, 64, 3), of_layers((64, 64, 3), L.Conv2D(9, 1))), 64),
+        (of_layers((128, 8), L.Dense(8)), 64),  # attention would have scores
+        (of_layers((None, 4), L.Dense(3)), 64),
+        (of_layers((8, 8, 3), L.Resizing(64, 64), L.Flatten()), 320),
+        (keras.Sequential([keras.Input(batch_shape=(64, 4)), L.Dense(3)]), 64),
+        (Wrapped(), 64),
+    ],
+)
+def test_arrays_go_in_batches_by_the_largest_tensor(model, first_batch):
+    sizes = [4]
+    if not isinstance(model, Wrapped):
+        sizes = [size or 5 for size in model.inputs[0].shape[1:]]
+    x = np.random.default_rng(0).normal(size=(520, *sizes)).astype("float32")
+    model(x[:64])
+    *batches, rest = calibration_batches(model, x)
+    assert {len(batch) for batch in batches} == {first_batch}
+    assert len(rest) == 520 % first_batch
+    joined = np.concatenate([array(batch) for batch in (*batches, rest)])
+    np.testing.assert_array_equal(joined, x)

@@ -126,6 +126,29 @@ def test_large_inputs_are_summed_in_pieces(monkeypatch):
         )
 
 
+@pytest.mark.parametrize("scale", [1.0, 1e-25, 1e25])
+def test_sums_in_float32_are_closer_than_rows_could_tell(scale):
+    """Off by 1e-6 of the norms of two columns; rows put an entry off by a hundredth of them."""
+    layer = L.Conv2D(4, 3, padding="same")
+    stop = stop_at(*last_kernel(layer, (16, 16, 8)))
+    rng = np.random.default_rng(0)
+    x, given = scale * (3 + rng.normal(size=(2, 64, 16, 16, 8)))
+    x, given = x.astype("float32"), given.astype("float32")
+    assert x.size > _moments._FEW_ENTRIES
+    rows, given_rows = (
+        stop._rows(inputs.astype("float64")) for inputs in (x, given)
+    )
+    assert rows.shape[1] > _moments._PRODUCT_ROWS
+    sums = moments(stop, x, given)
+    columns = np.swapaxes(rows, 1, 2)
+    norms = np.sqrt(np.sum(rows**2, axis=1))[0]
+    bound = 1e-6 * np.outer(norms, norms)
+    assert sums.gram.dtype == np.float64
+    assert np.all(np.abs(sums.gram - columns @ rows) < bound)
+    expected = columns @ (given_rows - rows)
+    assert np.all(np.abs(sums.across - expected) < bound)
+
+
 @pytest.mark.core
 @pytest.mark.parametrize(
     "layer",
