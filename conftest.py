@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import importlib.util
+import math
 import os
 import sys
 import tempfile
@@ -62,7 +63,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--spread",
         metavar="DRAW",
-        help="run half of the cases of each test, each on one backend, drawn by this text",
+        help="run a third of the cases of each test, each on one backend, drawn by this text",
     )
 
 
@@ -109,7 +110,7 @@ def _draw_backend(backends: tuple[str, ...], ticket: int) -> str:
 def _spread(
     items: list[pytest.Item], draw: str, config: pytest.Config
 ) -> list[pytest.Item]:
-    """Half of the cases of each test, and at least one, each on one backend.
+    """A third of the cases of each test, and at least one, each on one backend.
 
     A case's number is a hash of its name and of ``draw``: each worker of xdist finds the same.
     """
@@ -126,10 +127,10 @@ def _spread(
             cases[test].append((number, item, backends))
     for numbered in cases.values():
         numbered.sort(key=lambda case: case[0])
-        half = (len(numbered) + 1) // 2
+        count = math.ceil(len(numbered) / 3)
         chosen += [
             item
-            for number, item, backends in numbered[:half]
+            for number, item, backends in numbered[:count]
             if _draw_backend(backends, number // 2) == BACKEND
         ]
     order = {item: place for place, item in enumerate(items)}

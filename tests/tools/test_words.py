@@ -16,6 +16,7 @@ FOUND = {
     "no term of the field": "Densities that are missed are told.",
     "the verb comes last, or is missing": "Not on blocks, SimpleRNN.",
     "a paraphrase": "Thresholds come about in training.",
+    "a number without its zero": "Half of the weights stay at .5 here.",
     "an old word": "The masks are drawn anew.",
 }
 CLEAN = "Masked entries get no gradient. What do they cost? Kernels that do not fit stay dense."
