@@ -219,3 +219,20 @@ def test_refusals():
         match=r"factors of the weight 'hidden/kernel'.*: 256 inf",
     ):
         fit(ranks, TargetDensity(0.1))
+
+
+@pytest.mark.core
+def test_entries_that_are_frozen_at_zero_lose_their_momentum():
+    model = network(SoftThreshold())
+    fit(model, TargetDensity(0.5))
+    for weight in weights(model):
+        steered = weight.parametrization.steered
+        (momentum,) = [
+            array(variable)
+            for variable in model.optimizer.variables
+            if variable.name.endswith("momentum")
+            and variable.shape == steered.shape
+        ]
+        live = np.reshape(weight.mask, momentum.shape)
+        assert momentum[live].any()
+        assert not momentum[~live].any()
