@@ -307,6 +307,8 @@ def _arguments(layer: keras.layers.Layer) -> Iterator[dict[str, Nested]]:
             continue
         elif is_named and parameter.default is parameter.empty:
             choices[name] = inner_shapes
+    if not choices:  # a class without a `call` of its own
+        return
     for dtype in (layer.compute_dtype, "int32"):
         symbol = functools.partial(keras.KerasTensor, dtype=dtype)
         for shapes in itertools.product(*choices.values()):
