@@ -131,7 +131,7 @@ def _spread(
         chosen += [
             item
             for number, item, backends in numbered[:count]
-            if _draw_backend(backends, number // 2) == BACKEND
+            if _draw_backend(backends, number) == BACKEND
         ]
     order = {item: place for place, item in enumerate(items)}
     return sorted(chosen, key=order.__getitem__)

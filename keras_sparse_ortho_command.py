@@ -65,6 +65,14 @@ def limits_by_output(text: str) -> float | dict[str, float]:
     return limits
 
 
+def _add_model_and_rows(command: argparse.ArgumentParser) -> None:
+    """The two files that a command reads which measures on rows."""
+    command.add_argument("model", help="a .keras file")
+    command.add_argument(
+        "--data", required=True, metavar="FILE", help="rows: .npy, or .npz"
+    )
+
+
 def parser() -> argparse.ArgumentParser:
     """The arguments of all commands."""
     whole = argparse.ArgumentParser(
@@ -83,10 +91,7 @@ def parser() -> argparse.ArgumentParser:
         description="Judges dense and pruned files on rows that made none of them; writes the "
         "smallest that keeps the limits; explained in keras_sparse_ortho.shrinking.shrink.",
     )
-    shrink.add_argument("model", help="a .keras file")
-    shrink.add_argument(
-        "--data", required=True, metavar="FILE", help="rows: .npy, or .npz"
-    )
+    _add_model_and_rows(shrink)
     shrink.add_argument("--labels", metavar="FILE", help="their labels: .npy")
     shrink.add_argument(
         "--out",
@@ -153,12 +158,9 @@ def parser() -> argparse.ArgumentParser:
         description="Takes out the channels that cost least on the rows, refits what reads them, "
         "and writes a plain Keras model; explained in keras_sparse_ortho.narrow.",
     )
-    narrow.add_argument("model", help="a .keras file")
+    _add_model_and_rows(narrow)
     narrow.add_argument(
         "share", type=float, help="of the parameters that may stay, as 0.5"
-    )
-    narrow.add_argument(
-        "--data", required=True, metavar="FILE", help="rows: .npy, or .npz"
     )
     narrow.add_argument(
         "--out", required=True, metavar="FILE", help="the .keras file to write"
@@ -190,10 +192,7 @@ def parser() -> argparse.ArgumentParser:
         description="Measures the error of each kernel at several densities, in int8 and in int4; "
         "explained in keras_sparse_ortho.sensitivity.",
     )
-    sensitivity.add_argument("model", help="a .keras file")
-    sensitivity.add_argument(
-        "--data", required=True, metavar="FILE", help="rows: .npy, or .npz"
-    )
+    _add_model_and_rows(sensitivity)
     sensitivity.add_argument(
         "--densities",
         type=float,

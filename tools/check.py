@@ -301,7 +301,6 @@ def wheel(_: list[str]) -> Result:
         return Result(imported, note=f"{file.name}, {len(names)} files")
 
 
-BACKENDS = ("tensorflow", "jax", "torch")
 ALONE = (lint, types, site, wheel)
 TESTED = (docs, tensorflow, jax, torch)
 PARTS: dict[str, Callable[[list[str]], Result]] = {

@@ -6,7 +6,6 @@ import importlib
 import io
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from keras_sparse_ortho._checks import as_text, other_keywords
@@ -104,7 +103,7 @@ def write_html(
         _section(heading, report) for heading, report in reports.items()
     ]
     page = _PAGE.format(title=html.escape(title), sections="\n".join(sections))
-    with atomic_write(Path(file)) as stream:
+    with atomic_write(file) as stream:
         stream.write(page)
 
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tools import check
+from tools import check, mutants
 
 pytestmark = pytest.mark.numpy_only
 
@@ -44,7 +44,7 @@ def drawn():
 
     def of(draw):
         runs = []
-        for conftest.BACKEND in check.BACKENDS:
+        for conftest.BACKEND in mutants.BACKENDS:
             cases = conftest._spread(CASES, draw, config)
             runs.append([case.nodeid.partition("::")[2] for case in cases])
         return runs
