@@ -40,7 +40,7 @@ export PYTHONDONTWRITEBYTECODE :=
 help:
 	@echo "make demo          a trained network to a small file, beside its dense rivals (examples/quickstart.py)"
 	@echo "make test-quick    two minutes, for a first change: lint, short tests on TensorFlow and JAX"
-	@echo "make test          lint, docs, a third of the cases of each test, site, wheel: twelve minutes"
+	@echo "make test          lint, docs, a draw of the tests, site, wheel: eleven minutes"
 	@echo "make lint          ruff, mypy, tools/words.py, tools/names.py      make format  let ruff rewrite"
 	@echo "make test-slow     all tests on all of their backends, the slow ones with them"
 	@echo "make test-oldest   the suite on the oldest versions that pyproject.toml allows"

@@ -63,7 +63,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--spread",
         metavar="DRAW",
-        help="run a third of the cases of each test, each on one backend, drawn by this text",
+        help="run three of four tests and a quarter of their cases, on one backend, by this text",
     )
 
 
@@ -110,7 +110,7 @@ def _draw_backend(backends: tuple[str, ...], ticket: int) -> str:
 def _spread(
     items: list[pytest.Item], draw: str, config: pytest.Config
 ) -> list[pytest.Item]:
-    """A third of the cases of each test, and at least one, each on one backend.
+    """A quarter of the cases of each test, or one case of three tests in four; each on one backend.
 
     A case's number is a hash of its name and of ``draw``: each worker of xdist finds the same.
     """
@@ -125,9 +125,11 @@ def _spread(
             number = zlib.crc32(f"{draw} {item.nodeid}".encode())
             test = item.nodeid.partition("[")[0]
             cases[test].append((number, item, backends))
-    for numbered in cases.values():
+    for test, numbered in cases.items():
         numbered.sort(key=lambda case: case[0])
-        count = math.ceil(len(numbered) / 3)
+        expected_count = max(len(numbered) / 4, 3 / 4)
+        lot = zlib.crc32(f"{test} {draw}".encode()) / 2**32
+        count = math.floor(expected_count + lot)
         chosen += [
             item
             for number, item, backends in numbered[:count]
