@@ -38,13 +38,7 @@ from keras_sparse_ortho import storages as storages
 from keras_sparse_ortho._foreign_names import answer
 from keras_sparse_ortho.families import register_layer
 from keras_sparse_ortho.layers import PrunableLayer
-from keras_sparse_ortho.models import (
-    channel_groups,
-    convert,
-    prunable_weights,
-    remove_channels,
-    strip,
-)
+from keras_sparse_ortho.models import convert, prunable_weights, strip
 from keras_sparse_ortho.orthogonal import Block, NByM
 from keras_sparse_ortho.parametrizations import (
     ChannelSoftThreshold as ChannelSoftThreshold,
@@ -55,7 +49,6 @@ from keras_sparse_ortho.parametrizations import (
 )
 from keras_sparse_ortho.parametrizations import MagnitudeMask as MagnitudeMask
 from keras_sparse_ortho.parametrizations import SoftThreshold as SoftThreshold
-from keras_sparse_ortho.quantization import equalize, quantize_aware
 
 if TYPE_CHECKING:
     from keras_sparse_ortho import analysis as analysis
@@ -77,6 +70,7 @@ if TYPE_CHECKING:
         int8_errors,
         load_litert,
     )
+    from keras_sparse_ortho.models import channel_groups, remove_channels
     from keras_sparse_ortho.pruning import (
         apply_masks,
         narrow,
@@ -84,6 +78,7 @@ if TYPE_CHECKING:
         prune,
         sparsify,
     )
+    from keras_sparse_ortho.quantization import equalize, quantize_aware
     from keras_sparse_ortho.shrinking import shrink
 
 __version__ = "0.1.0"
@@ -128,14 +123,16 @@ _LOADED = (
     *("orthogonal", "parametrizations", "quantization", "schedules"),
     "storages",
 )
-# The others load when they are used, with their names that stand here, too.
+# The others load when they are used, with their names, and so do some names of the first.
 _LOADED_LATER = {
     "analysis": ("report", "sensitivity"),
     "budgets": ("Budget",),
     "calibration": ("restore_statistics", "widths"),
     "callbacks": ("finish",),
     "export": ("export_litert", "int8_errors", "load_litert"),
+    "models": ("channel_groups", "remove_channels"),
     "pruning": ("apply_masks", "narrow", "parametrize", "prune", "sparsify"),
+    "quantization": ("equalize", "quantize_aware"),
     "recovery": (),
     "saliency": (),
     "shrinking": ("shrink",),

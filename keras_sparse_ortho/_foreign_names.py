@@ -17,6 +17,7 @@ Rooms and objects ask the table in `Room` and `Answering`, functions in `_checks
 and errors about a value by `for_value`.
 """
 
+import functools
 import importlib
 import re
 import sys
@@ -531,11 +532,14 @@ def folded(guess: str) -> str:
     return re.sub(r"[-_ ]", "", guess).lower()
 
 
-_BY_GUESS = {
-    folded(guess): (step,) if isinstance(step, str) else step
-    for guesses, step in STEPS
-    for guess in guesses.split()
-}
+@functools.cache
+def _steps_by_guess() -> dict[str, tuple[str, ...]]:
+    """The table by single guesses. Most programs never ask for it."""
+    by_guess = {}
+    for guesses, step in STEPS:
+        steps = (step,) if isinstance(step, str) else step
+        by_guess.update(dict.fromkeys(map(folded, guesses.split()), steps))
+    return by_guess
 
 
 def step_for(*guesses: str, arguments: Collection[str] = ()) -> str | None:
@@ -546,7 +550,7 @@ def step_for(*guesses: str, arguments: Collection[str] = ()) -> str | None:
         arguments: Arguments of the function that was called.
     """
     for guess in guesses:
-        for step in _BY_GUESS.get(folded(guess), ()):
+        for step in _steps_by_guess().get(folded(guess), ()):
             argument = re.match(r"`(\w+)`", step)
             if (
                 argument is None
@@ -606,7 +610,10 @@ def answer(*names: str) -> None:
 
 
 class Room(types.ModuleType):
-    """The package or a room: it lists its public names, and answers names of other packages."""
+    """The package or a room: it lists its public names, and answers names of other packages.
+
+    `_FILES` of a room says in which of its files names stand that load when they are used.
+    """
 
     def __dir__(self) -> list[str]:
         public = [*self.__all__, *vars(self).get("_ROOMS", ())]
@@ -616,7 +623,11 @@ class Room(types.ModuleType):
 
     if not TYPE_CHECKING:  # else every name would exist for a type checker
 
-        def __getattr__(self, name: str) -> NoReturn:
+        def __getattr__(self, name: str) -> Any:
+            file = vars(self).get("_FILES", {}).get(name)
+            if file is not None:
+                module = importlib.import_module(f"{self.__name__}.{file}")
+                return getattr(module, name)
             text = f"module {self.__name__!r} has no attribute {name!r}"
             step = (
                 None

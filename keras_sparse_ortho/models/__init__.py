@@ -1,5 +1,7 @@
 """Whole models: listing their kernels, rewriting and stripping them."""
 
+from typing import TYPE_CHECKING
+
 from keras_sparse_ortho.models._apply import apply, carry_out
 from keras_sparse_ortho.models._at_density import (
     DensityGap,
@@ -11,11 +13,6 @@ from keras_sparse_ortho.models._at_density import (
 )
 from keras_sparse_ortho.models._channel_classes import ChannelClasses
 from keras_sparse_ortho.models._channel_graph import ChannelGraph, flattened
-from keras_sparse_ortho.models._channel_groups import (
-    ChannelGroup,
-    ChannelGroups,
-    channel_groups,
-)
 from keras_sparse_ortho.models._channel_rules import (
     CHANNEL_RULES,
     ChannelCall,
@@ -74,11 +71,9 @@ from keras_sparse_ortho.models._prunable_weights import (
     refuse_unfit,
     weights_of,
 )
-from keras_sparse_ortho.models._remove_channels import remove_channels
 from keras_sparse_ortho.models._result_checks import ResultChecks
 from keras_sparse_ortho.models._rewrite import rewrite
 from keras_sparse_ortho.models._same_function import SameFunction
-from keras_sparse_ortho.models._shapes_without import shapes_without
 from keras_sparse_ortho.models._stateless_loss import (
     StatelessLoss,
     check_labels,
@@ -86,6 +81,23 @@ from keras_sparse_ortho.models._stateless_loss import (
 from keras_sparse_ortho.models._strip import strip
 from keras_sparse_ortho.models._verb import verb
 from keras_sparse_ortho.storages import Target
+
+if TYPE_CHECKING:
+    from keras_sparse_ortho.models._channel_groups import (
+        ChannelGroup,
+        ChannelGroups,
+        channel_groups,
+    )
+    from keras_sparse_ortho.models._remove_channels import remove_channels
+    from keras_sparse_ortho.models._shapes_without import shapes_without
+
+_FILES = {
+    "ChannelGroup": "_channel_groups",
+    "ChannelGroups": "_channel_groups",
+    "channel_groups": "_channel_groups",
+    "remove_channels": "_remove_channels",
+    "shapes_without": "_shapes_without",
+}
 
 __all__ = [
     "ChannelCall",

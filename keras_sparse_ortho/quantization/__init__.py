@@ -1,6 +1,7 @@
 """Quantization-aware training: `quantize_aware`, and the layers that it places."""
 
-from keras_sparse_ortho.quantization._equalize import equalize
+from typing import TYPE_CHECKING
+
 from keras_sparse_ortho.quantization._fake_quantize import (
     FakeQuantize,
     fixed_ranges,
@@ -14,12 +15,21 @@ from keras_sparse_ortho.quantization._kernel_rounding import (
     Rounding,
     kernel_rounding,
 )
-from keras_sparse_ortho.quantization._quantize_aware import quantize_aware
 from keras_sparse_ortho.quantization._quantize_wrapper import (
     QuantizeWrapper,
     innermost,
 )
-from keras_sparse_ortho.quantization._round_biases import round_biases
+
+if TYPE_CHECKING:
+    from keras_sparse_ortho.quantization._equalize import equalize
+    from keras_sparse_ortho.quantization._quantize_aware import quantize_aware
+    from keras_sparse_ortho.quantization._round_biases import round_biases
+
+_FILES = {
+    "equalize": "_equalize",
+    "quantize_aware": "_quantize_aware",
+    "round_biases": "_round_biases",
+}
 
 __all__ = [
     "equalize",
