@@ -201,7 +201,7 @@ class GraphWalk:
                 self.run_step(position, values, operation_call)
 
         with scope(), observe((stop.layer for stop in stops), note):
-            self.in_model(0, run)
+            self.in_model(self._one_sample(), run)
         return {
             stop: len(steps) for stop, steps in self._steps_of_stops.items()
         }
@@ -213,12 +213,12 @@ class GraphWalk:
 
     def in_model(
         self,
-        number: int,
+        batch: Any,
         function: Callable[[list[Any], OperationCall], None],
     ) -> None:
         """Calls a function where the model would run its graph for a batch."""
         with instead_of_graph(self._model, function):
-            self._model(self.batches[number], training=False)
+            self._model(batch, training=False)
 
     def values_of_inputs(self, inputs: Sequence[Any]) -> Values:
         return dict(zip(self._inputs, inputs, strict=True))
@@ -265,6 +265,17 @@ class GraphWalk:
             for slot in self._last_reads[position]:
                 copy.pop(slot, None)
         return [copy[slot] for slot in self._outputs] if last is None else []
+
+    def _one_sample(self) -> Any:
+        """The first sample; the first batch of a model that takes no other number of samples."""
+        inputs, _ = graph_ends(self._model)
+        shapes = [tensor.shape for tensor in keras.tree.flatten(inputs)]
+        if any(shape[:1] != (None,) for shape in shapes):
+            return self.batches[0]
+        return keras.tree.map_structure(
+            lambda values: None if values is None else values[:1],
+            self.batches[0],
+        )
 
     def _new_slots(self, tensors: Any) -> list[int]:
         return [next(self._numbers) for _ in keras.tree.flatten(tensors)]
@@ -442,7 +453,7 @@ class GraphStream:
             function(values, operation_call)
 
         with self._scope():
-            self._walk.in_model(number, run)
+            self._walk.in_model(self._walk.batches[number], run)
         self._walk.shelf.put_away(values, entries)
 
 

@@ -313,21 +313,23 @@ class RefitProblem:
         step = _PenaltyStep(self._spectrum, extra, outputs=full.shape[-1])
         mask = self.pattern.largest(full * full, count)
         values = full * mask
-        dual = np.zeros_like(full)
+        multipliers = np.zeros_like(full)  # `U/r`
         rates = np.geomspace(_FIRST_RATE, _LAST_RATE, iterations // _EACH)
         rates = np.repeat(rates, _EACH).astype(np.float32)
+        previous_rate = rates[0]
         for number, rate in enumerate(rates, 1):
-            right = target - dual
-            right += rate * values
-            free = step(right, rate)
-            moved = dual / rate
-            moved += free
+            if rate != previous_rate:
+                multipliers *= previous_rate / rate
+                previous_rate = rate
+            right = values - multipliers
+            right *= rate
+            right += target
+            moved = step(right, rate)
+            moved += multipliers
             is_last = number == iterations
             mask = self.pattern.largest(moved * moved, count, last=is_last)
             values = moved * mask
-            free -= values
-            free *= rate
-            dual += free
+            multipliers = moved - values
         return Solution(values, mask)
 
     @functools.cached_property

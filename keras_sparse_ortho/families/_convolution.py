@@ -84,27 +84,28 @@ class ConvolutionRows(Rows):
     ) -> np.ndarray:
         """The patches of the inputs, a matrix for each group, at chosen positions."""
         x = self._channels_last(x)
-        samples = len(x)
-        channels = x.shape[-1]
-        inputs = self._inputs_of_taps(x)
-        flat = x.reshape(samples, -1, channels)
-        if chosen is None:
-            patches = flat[:, inputs - 1]
-            patches[:, inputs == _PADDING] = 0
-        else:
-            of_sample = np.arange(samples)[:, None, None]
-            chosen_inputs = inputs[chosen]
-            patches = flat[of_sample, chosen_inputs - 1]
-            patches[chosen_inputs == _PADDING] = 0
+        samples, channels = len(x), x.shape[-1]
         groups = self.groups(channels)
-        by_group = patches.reshape(
-            -1,
-            inputs.shape[1],
-            groups,
-            channels // groups,
+        inputs = self._inputs_of_taps(x)
+        inputs_of_samples = inputs[None] if chosen is None else inputs[chosen]
+        size = math.prod(x.shape[1:-1])
+        firsts = size * np.arange(samples)[:, None, None]
+        places = inputs_of_samples + firsts
+        by_pixel = x.reshape(samples * size, channels)
+        has_padding = inputs.min() == _PADDING
+        if has_padding:
+            zeros = np.zeros((1, channels), x.dtype)
+            by_pixel = np.concatenate([zeros, by_pixel])
+            places = np.where(inputs_of_samples == _PADDING, 0, places)
+        else:
+            places = places - 1
+        # A group's channels side by side: gathered channel by channel, a depthwise kernel's rows
+        # would have to be turned around, which took longer than all else.
+        by_group = by_pixel.reshape(len(by_pixel), groups, -1).swapaxes(0, 1)
+        rows = np.take(
+            np.ascontiguousarray(by_group), places.ravel(), axis=1, mode="clip"
         )
-        rows = np.moveaxis(by_group, 2, 0)
-        return rows.reshape(groups, len(by_group), -1)
+        return rows.reshape(groups, places.shape[0] * places.shape[1], -1)
 
     def positions(self, x: np.ndarray) -> int | None:
         return len(self._inputs_of_taps(self._channels_last(x[:1])))

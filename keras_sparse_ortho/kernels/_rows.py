@@ -11,11 +11,6 @@ from keras_sparse_ortho.errors import LayoutError
 from keras_sparse_ortho.kernels._storage import PrunableWeight
 from keras_sparse_ortho.orthogonal import KernelLayout
 
-L = keras.layers
-
-_DIGIT = 256  # float32 holds such digits exactly
-_DIGITS = 4
-
 
 class Rows:
     """From a layer's inputs to the rows that its kernel multiplies.
