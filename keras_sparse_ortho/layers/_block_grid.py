@@ -79,6 +79,18 @@ class Lines:
         return np.repeat(order, np.asarray(self.counts)[order])
 
     @functools.cached_property
+    def first_and_count(self) -> np.ndarray:
+        """The first slot of each line and the number of its slots, int32 `(lines, 2)`.
+
+        The slots of a line follow each other, in regular patterns and in any other.
+        """
+        counts = np.asarray(self.counts, dtype=np.int32)
+        order = np.argsort(counts, kind="stable")
+        firsts = np.empty_like(counts)
+        firsts[order] = np.cumsum(counts[order]) - counts[order]
+        return np.stack([firsts, counts], axis=1)
+
+    @functools.cached_property
     def spans(self) -> list[slice]:
         """The slots of each group."""
         sizes = [len(lines) * self.counts[lines[0]] for lines in self.groups]
