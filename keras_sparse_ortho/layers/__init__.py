@@ -17,6 +17,7 @@ from keras_sparse_ortho.layers._block_operands import (
     drop_padding,
     pad_blocks,
 )
+from keras_sparse_ortho.layers._block_sizes import block_sizes
 from keras_sparse_ortho.layers._block_sparse_dense import (
     BlockSparseConv,
     BlockSparseConv1D,

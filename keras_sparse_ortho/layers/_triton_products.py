@@ -218,6 +218,4 @@ def _tables(counts: tuple[int, ...], device: torch.device) -> _Tables:
 
 def _kernels() -> ModuleType:
     """The file that needs Triton."""
-    return importlib.import_module(
-        "keras_sparse_ortho.layers._triton_kernels"
-    )
+    return importlib.import_module("keras_sparse_ortho.layers._triton_kernels")
