@@ -1,4 +1,4 @@
-"""What training costs on a GPU: steps of an MLP, `fit` of Transformers, a sweep.
+"""The cost of training on a GPU: steps of an MLP, `fit` of Transformers, a sweep.
 
 python benchmarks/gpu.py [options]
 """

@@ -1,4 +1,4 @@
-"""Sizes of blocks by the kind of device: those to choose from, and those that were slow there."""
+"""Sizes of blocks by the kind of device: which to choose from, and which were slow there."""
 
 import dataclasses
 import functools
@@ -14,7 +14,7 @@ _NO_ROWS: Mapping[int, int] = {}
 
 @dataclasses.dataclass(frozen=True)
 class BlockSizes:
-    """What was measured of blocks on one kind of device, by the shorter side of a block.
+    """Measured sizes of blocks on one kind of device, by the shorter side of a block.
 
     Args:
         sides: tuple of int. The sides that `storage="blocks"` tries, the fastest first.

@@ -74,7 +74,9 @@ class BlockSparseGates(BlockSparseLayer):
     def call(self, inputs: Tensor) -> Tensor:
         leading_shape = ops.shape(inputs)[:-1]
         rows = ops.reshape(inputs, (-1, self.grid.inputs))
-        product = fused_product if takes_kernels(rows) else product_of_rows
+        product = product_of_rows
+        if takes_kernels(rows):
+            product = fused_product
         products = product(rows, self.operands())
         return ops.reshape(products, (*leading_shape, self.grid.outputs))
 

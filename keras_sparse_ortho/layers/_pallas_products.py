@@ -1,7 +1,7 @@
 """Products with live blocks as kernels of Pallas, lowered by Triton: forward and both gradients.
 
 Whole arrays are handed to a kernel, whose programs read and write tiles of them. Tiles have sides
-that are powers of two, and masks for what is beyond a batch or a block. Sums are in float32;
+that are powers of two, and masks at the ends of a batch and of a block. Sums are in float32;
 products of float32 on a GPU have the precision of `jax_default_matmul_precision`.
 """
 
@@ -26,7 +26,7 @@ _STAGES = 3  # tiles that are read ahead
 
 @dataclasses.dataclass(frozen=True)
 class _Sizes:
-    """What a kernel is compiled for.
+    """The sizes that a kernel is compiled for.
 
     Args:
         batch: int. Rows of inputs and outputs.
@@ -41,7 +41,7 @@ class _Sizes:
     tile: Tile
 
     @property
-    def parts(self) -> int:
+    def steps_down(self) -> int:
         """Steps through the height of a block."""
         return pl.cdiv(self.height, self.tile.depth)
 
@@ -117,13 +117,13 @@ def _line_kernel(
     first_entry = lines_ref[line, 0]
 
     def add_step(step: Tensor, total: Tensor) -> Tensor:
-        place, part = _quotient(step, sizes.parts)
+        place, step_in_block = _quotient(step, sizes.steps_down)
         entry = first_entry + place
         slot = slots_ref[entry]
-        first = part * tile.depth
-        is_summed = _below(first, tile.depth, sizes.height)
-        depth_span = pl.ds(first, tile.depth)
-        source = sources_ref[entry] * sizes.height + first
+        top = step_in_block * tile.depth
+        is_summed = _below(top, tile.depth, sizes.height)
+        depth_span = pl.ds(top, tile.depth)
+        source = sources_ref[entry] * sizes.height + top
         x = _load(
             x_ref.at[row_span, pl.ds(source, tile.depth)], is_row, is_summed
         )
@@ -136,7 +136,7 @@ def _line_kernel(
         return total + pallas_triton.dot(x, weights, trans_b=transposed)
 
     zeros = jnp.zeros((tile.rows, tile.cols), jnp.float32)
-    steps = lines_ref[line, 1] * sizes.parts
+    steps = lines_ref[line, 1] * sizes.steps_down
     total = jax.lax.fori_loop(0, steps, add_step, zeros)
     first_output = line * sizes.width + first_col
     _store(
@@ -196,16 +196,16 @@ def _block_kernel(
     tile = sizes.tile
     slot = pl.program_id(0)
     down, across = _quotient(pl.program_id(1), sizes.tiles_across)
-    top, left = down * tile.rows, across * tile.cols
-    is_row = _below(top, tile.rows, sizes.height)
-    is_col = _below(left, tile.cols, sizes.width)
-    first_input = inputs_ref[slot] * sizes.height + top
-    first_output = outputs_ref[slot] * sizes.width + left
+    first_row, first_col = down * tile.rows, across * tile.cols
+    is_row = _below(first_row, tile.rows, sizes.height)
+    is_col = _below(first_col, tile.cols, sizes.width)
+    first_input = inputs_ref[slot] * sizes.height + first_row
+    first_output = outputs_ref[slot] * sizes.width + first_col
 
     def add_step(step: Tensor, total: Tensor) -> Tensor:
-        first = step * tile.depth
-        is_sample = _below(first, tile.depth, sizes.batch)
-        samples = pl.ds(first, tile.depth)
+        first_sample = step * tile.depth
+        is_sample = _below(first_sample, tile.depth, sizes.batch)
+        samples = pl.ds(first_sample, tile.depth)
         x = _load(
             x_ref.at[samples, pl.ds(first_input, tile.rows)], is_sample, is_row
         )
@@ -219,14 +219,16 @@ def _block_kernel(
     zeros = jnp.zeros((tile.rows, tile.cols), jnp.float32)
     steps = pl.cdiv(sizes.batch, tile.depth)
     total = jax.lax.fori_loop(0, steps, add_step, zeros)
-    row_span, col_span = pl.ds(top, tile.rows), pl.ds(left, tile.cols)
+    row_span = pl.ds(first_row, tile.rows)
+    col_span = pl.ds(first_col, tile.cols)
     _store(gradient_ref.at[slot, row_span, col_span], total, is_row, is_col)
 
 
 def _quotient(number: Tensor, divisor: int) -> tuple[Tensor, Tensor]:
     """The quotient and the rest of a number that is not negative."""
-    whole = np.int32(divisor)
-    return jax.lax.div(number, whole), jax.lax.rem(number, whole)
+    typed_divisor = np.int32(divisor)
+    quotient = jax.lax.div(number, typed_divisor)
+    return quotient, jax.lax.rem(number, typed_divisor)
 
 
 def _below(first: Tensor, count: int, end: int) -> Tensor | None:

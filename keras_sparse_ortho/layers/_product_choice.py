@@ -12,7 +12,7 @@ FUSED = "fused"
 INTERPRETED = "interpreted"
 _CHOICES = (GATHERED, FUSED, INTERPRETED)
 
-_chosen = GATHERED
+_products = GATHERED
 
 
 def block_products() -> str:
@@ -22,7 +22,7 @@ def block_products() -> str:
         >>> block_products()
         'gathered'
     """
-    return _chosen
+    return _products
 
 
 def set_block_products(products: str) -> None:
@@ -52,7 +52,7 @@ def set_block_products(products: str) -> None:
     Examples:
         >>> set_block_products("gathered")
     """
-    global _chosen
+    global _products
     if products not in _CHOICES:
         names = ", ".join(repr(name) for name in _CHOICES)
         raise ValueError(
@@ -60,7 +60,7 @@ def set_block_products(products: str) -> None:
         )
     if products != GATHERED:
         _check_kernels(products)
-    _chosen = products
+    _products = products
 
 
 def _check_kernels(products: str) -> None:

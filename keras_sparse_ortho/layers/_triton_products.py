@@ -18,6 +18,9 @@ from keras_sparse_ortho.layers._block_grid import Lines
 # Live blocks of each line of outputs and of inputs; `list[int]` is what torch's schemas know.
 _CountList = list[int]
 
+_Context = torch.autograd.function.FunctionCtx
+_Gradients = tuple[torch.Tensor | None, ...]
+
 
 @torch.library.custom_op("keras_sparse_ortho::block_product", mutates_args=())
 def block_product(
@@ -143,45 +146,45 @@ def _block_shape(
     return rows, cols
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+def _save(ctx: _Context, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
     """Keeps the operands for the gradient: two floats, two tensors of places, and constants."""
     tensors, ctx.constants = inputs[:4], inputs[4:]  # torch names it `ctx`
     ctx.save_for_backward(*tensors)
 
 
-def _gradients(first: torch.Tensor, second: torch.Tensor) -> tuple[Any, ...]:
+def _gradients(first: torch.Tensor, second: torch.Tensor) -> _Gradients:
     """A gradient for each input of an operator: places and constants have none."""
     return (first, second, None, None, None, None, None)
 
 
-def _product_gradient(context: Any, upstream: torch.Tensor) -> tuple[Any, ...]:
+def _product_gradient(context: _Context, upstream: torch.Tensor) -> _Gradients:
     x, blocks, *places = context.saved_tensors
-    rest = (*places, *context.constants)
+    pattern = (*places, *context.constants)
     return _gradients(
-        block_inputs_gradient(upstream, blocks, *rest),
-        block_gradients(x, upstream, *rest),
+        block_inputs_gradient(upstream, blocks, *pattern),
+        block_gradients(x, upstream, *pattern),
     )
 
 
 def _inputs_gradient_gradient(
-    context: Any, upstream: torch.Tensor
-) -> tuple[Any, ...]:
+    context: _Context, upstream: torch.Tensor
+) -> _Gradients:
     outputs, blocks, *places = context.saved_tensors
-    rest = (*places, *context.constants)
+    pattern = (*places, *context.constants)
     return _gradients(
-        block_product(upstream, blocks, *rest),
-        block_gradients(upstream, outputs, *rest),
+        block_product(upstream, blocks, *pattern),
+        block_gradients(upstream, outputs, *pattern),
     )
 
 
 def _gradients_gradient(
-    context: Any, upstream: torch.Tensor
-) -> tuple[Any, ...]:
+    context: _Context, upstream: torch.Tensor
+) -> _Gradients:
     x, outputs, *places = context.saved_tensors
-    rest = (*places, *context.constants)
+    pattern = (*places, *context.constants)
     return _gradients(
-        block_inputs_gradient(outputs, upstream, *rest),
-        block_product(x, upstream, *rest),
+        block_inputs_gradient(outputs, upstream, *pattern),
+        block_product(x, upstream, *pattern),
     )
 
 
@@ -193,7 +196,7 @@ block_gradients.register_autograd(_gradients_gradient, setup_context=_save)
 
 
 class _Tables:
-    """What a kernel reads of one side of a pattern, on a device.
+    """The tables of one side of a pattern that a kernel reads, on a device.
 
     Attributes:
         lines: Tensor `(lines, 2)`, the first slot of each line and their number.

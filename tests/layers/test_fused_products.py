@@ -185,7 +185,7 @@ def test_a_step_for_a_gpu_is_three_kernels_of_triton_without_gathers(
 ):
     import jax
 
-    monkeypatch.setattr(_product_choice, "_chosen", "fused")
+    monkeypatch.setattr(_product_choice, "_products", "fused")
     grid = grid_of(8 * side, 8 * side, side, side, 0.25, "any")
     blocks, places, slots = operands_of(grid, dtype)
     x = jax.ShapeDtypeStruct((100, 8 * side), dtype)
