@@ -65,6 +65,12 @@ class Lines:
         return len(set(self.counts)) == 1
 
     @functools.cached_property
+    def have_empty(self) -> bool:
+        """Whether a line has no blocks."""
+        # torch.compile answers `0 in counts` wrongly where it takes counts as open sizes (2.13).
+        return min(self.counts) == 0
+
+    @functools.cached_property
     def place(self) -> np.ndarray:
         """Where each line is in the order of the groups; behind all of them if it has no blocks."""
         order = np.concatenate(self.groups)

@@ -1,8 +1,5 @@
 """`fused_product`: products with live blocks, each by one kernel for a GPU."""
 
-import importlib
-from types import ModuleType
-
 import keras
 
 from keras_sparse_ortho._gathers import reshape, with_gradient
@@ -75,9 +72,12 @@ def _product_on_torch(
     interpreted: bool,
 ) -> Tensor:
     """`(n, outputs)` with padding, by an operator of torch."""
+    from keras_sparse_ortho.layers import _triton_products
+
     counts = (list(grid.of_outputs.counts), list(grid.of_inputs.counts))
-    products = _room_file("_triton_products")
-    return products.block_product(x, blocks, *places, *counts, interpreted)
+    return _triton_products.block_product(
+        x, blocks, *places, *counts, interpreted
+    )
 
 
 class _OnJax:
@@ -89,7 +89,9 @@ class _OnJax:
     def __init__(self, grid: BlockGrid, interpreted: bool) -> None:
         self._grid = grid
         self._interpreted = interpreted
-        self._kernels = _room_file("_pallas_products")
+        from keras_sparse_ortho.layers import _pallas_products
+
+        self._kernels = _pallas_products
 
     def product(
         self, x: Tensor, blocks: Tensor, places: Tensor, slots: Tensor
@@ -186,8 +188,3 @@ class _OnJax:
             shape=(self._grid.rows, self._grid.cols),
             interpret=self._interpreted,
         )
-
-
-def _room_file(name: str) -> ModuleType:
-    """A file of this room that imports a backend."""
-    return importlib.import_module(f"keras_sparse_ortho.layers.{name}")

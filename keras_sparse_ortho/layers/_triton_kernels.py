@@ -109,8 +109,10 @@ def _run(
     assert isinstance(x, torch.Tensor)
     sides = {"ROWS": tile.rows, "DEPTH": tile.depth, "COLS": tile.cols}
     if interpreted:
-        # NumPy has no bfloat16, and sums of the interpreter's products are in float32 then.
-        _interpreted(kernel)[grid](*arguments, **sizes, **sides, TF32=False)
+        # The interpreter multiplies bfloat16 as the integers of its bits. Products of two are exact
+        # in float32.
+        options = {"TF32": False, "WIDENED": x.dtype == torch.bfloat16}
+        _interpreted(kernel)[grid](*arguments, **sizes, **sides, **options)
         return
     is_tf32 = torch.get_float32_matmul_precision() != "highest"
     # Triton launches on the current device.
@@ -120,6 +122,7 @@ def _run(
             **sizes,
             **sides,
             TF32=is_tf32,
+            WIDENED=False,
             num_warps=tile.warps,
             num_stages=_STAGES,
         )
@@ -153,6 +156,7 @@ def _line_kernel(
     DEPTH: tl.constexpr,
     COLS: tl.constexpr,
     TF32: tl.constexpr,
+    WIDENED: tl.constexpr,
 ):
     """One tile of one line: a sum over its live blocks, each in steps of the tile's depth."""
     tiles_across = (WIDTH + COLS - 1) // COLS
@@ -177,6 +181,9 @@ def _line_kernel(
         in_block = depth[:, None] * ROW_STRIDE + cols[None, :] * COL_STRIDE
         weights_ptr = blocks_ptr + slot * (HEIGHT * WIDTH) + in_block
         weights = tl.load(weights_ptr, is_depth[:, None] & is_col, 0.0)
+        if WIDENED:
+            x = x.to(tl.float32)
+            weights = weights.to(tl.float32)
         if TF32:
             total = tl.dot(x, weights, total, input_precision="tf32")
         else:
@@ -201,6 +208,7 @@ def _block_kernel(
     DEPTH: tl.constexpr,
     COLS: tl.constexpr,
     TF32: tl.constexpr,
+    WIDENED: tl.constexpr,
 ):
     """One tile of one block's gradient: a sum over the batch."""
     tiles_across = (WIDTH + COLS - 1) // COLS
@@ -222,6 +230,9 @@ def _block_kernel(
         upstream = tl.load(
             upstream_ptr + places, is_sample[:, None] & is_col[None, :], 0.0
         )
+        if WIDENED:
+            x = x.to(tl.float32)
+            upstream = upstream.to(tl.float32)
         if TF32:
             total = tl.dot(x, upstream, total, input_precision="tf32")
         else:

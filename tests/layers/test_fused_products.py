@@ -217,7 +217,8 @@ def network():
         16, density=0.5, block=8, recurrent_density=0.5, recurrent_block=8
     )
     x = BlockSparseRNN(cell, name="gates")(L.Reshape((4, 32))(x))
-    x = BlockSparseDense(31, "relu", name="padded", **options)(x)
+    padded = {**options, "block": (8, 4)}
+    x = BlockSparseDense(31, "relu", name="padded", **padded)(x)
     return keras.Model(inputs, L.Dense(2, name="head")(x))
 
 
