@@ -31,25 +31,31 @@ from runner import (
 from training import crossentropy, training_pass
 
 import keras_sparse_ortho as kso
-from keras_sparse_ortho.layers import set_block_products
+from keras_sparse_ortho._backend import value_and_gradients
+from keras_sparse_ortho.layers import (
+    BlockGrid,
+    BlockOperands,
+    product_by_token,
+    set_block_products,
+)
 
 L = keras.layers
 GATHERED = "gathered"
 KEYS = ("device", "backend", "policy", "width", "batch", "density", "rival")
 FORMS = {
-    "live": ".4f",
-    "state_mib": ".1f",
-    "ms": ".3f",
-    "ratio": ".3f",
-    "peak_mib": ".0f",
-    "first_s": ".1f",
+    "live": ("live", ".4f"),
+    "state_mib": ("state [MiB]", ".1f"),
+    "ms": ("step [ms]", ".3f"),
+    "ratio": ("ratio", ".3f"),
+    "peak_mib": ("peak [MiB]", ".0f"),
+    "first_s": ("first [s]", ".1f"),
+}
+ERRORS = {
+    "outputs": ("outputs", ".1e"),
+    "inputs_gradient": ("gradient of inputs", ".1e"),
+    "blocks_gradient": ("gradient of blocks", ".1e"),
 }
 HEADER = ["device", "backend", "dtypes", "width", "batch", "density", "kernels"]
-COLUMNS = [
-    *("live", "state [MiB]", "step [ms]", "ratio"),
-    *("peak [MiB]", "first [s]"),
-]
-
 Step = Callable[[], None]
 
 
@@ -86,6 +92,9 @@ class Gpu(Measurement):
     there. Without a GPU nothing is measured, but for `--quick`, which tries the script on any
     device, with kernels by their interpreters.
 
+    `check`: the largest difference between fused products and gathered ones, of outputs and both
+    gradients, each relative to the largest value.
+
     `step`: an MLP of four layers of one width by Adam, on one batch that is on the device; nothing
     is read back within a sample: what is timed is the device. All models train in turn. Rivals are
     the dense model, the same again, whose ratio to the first is the noise, the model with fixed
@@ -109,7 +118,8 @@ class Gpu(Measurement):
     settings = {
         "minutes": Setting(12.0, "no part begins later than this"),
         "parts": Setting(
-            ["step", "fit", "sweep"], choices=["step", "fit", "sweep"]
+            ["check", "step", "fit", "sweep"],
+            choices=["check", "step", "fit", "sweep"],
         ),
         "policies": Setting(["mixed_bfloat16", "float32"]),
         "widths": Setting([4096], quick=[64]),
@@ -139,6 +149,14 @@ class Gpu(Measurement):
             return []
         start = {"device": [name], "backend": [keras.backend.backend()]}
         lists = {
+            "check": grid(
+                part=["check"],
+                **start,
+                width=given.widths,
+                batch=given.batches[:1],
+                policy=given.policies,
+                density=[given.density],
+            ),
             # All policies of the first batch before the next one.
             "step": grid(
                 part=["step"],
@@ -180,8 +198,8 @@ class Gpu(Measurement):
         # `clear_session` sets another.
         keras.config.set_dtype_policy(which["policy"])
         keras.utils.set_random_seed(0)
-        part = {"step": self.step, "fit": self.fit, "sweep": self.sweep}
-        yield from part[which["part"]](which)
+        part = getattr(self, which["part"])
+        yield from part(which)
         keras.utils.clear_session()
 
     def rivals(self, density: float) -> dict[str, Rival]:
@@ -213,6 +231,41 @@ class Gpu(Measurement):
             return GATHERED
         set_block_products(GATHERED)
         return products
+
+    def check(self, which: Run) -> Iterator[Run]:
+        """A line for each size of blocks: by how much fused products differ from gathered ones."""
+        if self.kernels() == GATHERED:
+            return
+        width, batch = which["width"], which["batch"]
+        dtype = keras.DTypePolicy(which["policy"]).compute_dtype
+        rng = np.random.default_rng(0)
+        x, weight = (
+            tensor_of(rng.standard_normal((batch, width)), dtype)
+            for _ in range(2)
+        )
+        for size in self.given.blocks:
+            grid_of_blocks = BlockGrid.for_density(
+                width, width, (size, size), which["density"]
+            )
+            pattern = grid_of_blocks.draw_pattern(0)
+            slots = grid_of_blocks.slots_of(pattern)
+            blocks = rng.standard_normal(grid_of_blocks.blocks_shape)
+            places = [ops.convert_to_tensor(v) for v in (pattern, slots)]
+            operands = functools.partial(BlockOperands, grid_of_blocks)
+            values = [
+                products_of(
+                    operands, x, tensor_of(blocks, dtype), places, weight, kind
+                )
+                for kind in (GATHERED, self.kernels())
+            ]
+            names = ("outputs", "inputs_gradient", "blocks_gradient")
+            errors = {
+                name: float(
+                    np.abs(fused - gathered).max() / np.abs(gathered).max()
+                )
+                for name, gathered, fused in zip(names, *values, strict=True)
+            }
+            yield {"rival": f"fused {size}", **errors}
 
     def step(self, which: Run) -> Iterator[Run]:
         """A line for each rival: steps of an MLP."""
@@ -353,7 +406,9 @@ class Gpu(Measurement):
         yield {"rival": "obs", "first_s": first, "ms": 1e3 * again}
 
     def report(self, lines: list[Run]) -> str:
-        of_part: dict[str, list[Run]] = {"step": [], "fit": [], "sweep": []}
+        of_part: dict[str, list[Run]] = {
+            part: [] for part in ("check", "step", "fit", "sweep")
+        }
         for line in lines:
             of_part[line.get("part", "step")].append(line)
         about = sentences(
@@ -374,19 +429,59 @@ class Gpu(Measurement):
         if of_part["sweep"]:
             text += "\n## `prune` with the solver, on calibration data\n\n"
             text += table(of_part["sweep"], KEYS, HEADER)
+        if of_part["check"]:
+            text += "\n## Fused products beside gathered ones\n\n"
+            text += table(of_part["check"], KEYS, HEADER, ERRORS)
         return text
 
 
-def table(lines: list[Run], keys: tuple[str, ...], header: list[str]) -> str:
+def tensor_of(values: np.ndarray, dtype: str) -> Any:
+    """Values on the device."""
+    return ops.cast(ops.convert_to_tensor(values.astype("float32")), dtype)
+
+
+def products_of(
+    operands: Callable[..., BlockOperands],
+    x: Any,
+    blocks: Any,
+    places: list[Any],
+    weight: Any,
+    products: str,
+) -> list[np.ndarray]:
+    """The outputs and both gradients of their weighted sum, as float32 on the host."""
+
+    def total(values: list[Any]) -> Any:
+        outputs = product_by_token(values[0], operands(values[1], *places))
+        return ops.sum(ops.cast(outputs * weight, "float32"))
+
+    set_block_products(products)
+    try:
+        outputs = product_by_token(x, operands(blocks, *places))
+        _, gradients = value_and_gradients(total, [x, blocks])
+    finally:
+        set_block_products(GATHERED)
+    tensors = [outputs, *gradients]
+    return [
+        ops.convert_to_numpy(ops.cast(tensor, "float32")) for tensor in tensors
+    ]
+
+
+def table(
+    lines: list[Run],
+    keys: tuple[str, ...],
+    header: list[str],
+    forms: dict[str, tuple[str, str]] = FORMS,
+) -> str:
     """The last line of each case as a row."""
     rows = []
     for case, line in last_of_each(lines, *keys).items():
         cells = [
             f"{line[name]:{form}}" if line.get(name) is not None else ""
-            for name, form in FORMS.items()
+            for name, (_, form) in forms.items()
         ]
         rows.append([*map(str, case), *cells])
-    return markdown([*header, *COLUMNS], rows)
+    titles = [title for title, _ in forms.values()]
+    return markdown([*header, *titles], rows)
 
 
 def beside_dense(lines: list[Run], keys: tuple[str, ...]) -> list[Run]:

@@ -27,9 +27,10 @@ def takes_kernels(x: Tensor) -> bool:
     if block_products() == GATHERED:
         return False
     batch = x.shape[0]
-    # None, a symbol of jax.export, or no rows.
-    has_rows = isinstance(batch, int) and batch > 0
-    return has_rows and keras.backend.standardize_dtype(x.dtype) in _DTYPES
+    # A symbol of jax.export; torch's open sizes are taken.
+    if keras.backend.backend() == "jax" and not isinstance(batch, int):
+        return False
+    return batch > 0 and keras.backend.standardize_dtype(x.dtype) in _DTYPES
 
 
 def fused_product(x: Tensor, kernel: BlockOperands) -> Tensor:

@@ -274,6 +274,46 @@ def test_torch_compile_keeps_the_kernels():
     )
 
 
+@pytest.mark.torch_only
+@pytest.mark.needs_kernels
+@pytest.mark.slow
+@pytest.mark.parametrize("item_size", [2, 4])
+@pytest.mark.parametrize("side", [12, 32, 128])
+def test_triton_compiles_the_kernels_for_an_h100(side, item_size):
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from keras_sparse_ortho.layers import _triton_kernels
+
+    line = _kernel_tiles.line_tile(1024, side, side, 64, item_size)
+    block = _kernel_tiles.block_tile(1024, side, side, 512, item_size)
+    strides = {"ROW_STRIDE": side, "COL_STRIDE": 1}
+    floats = {2: "*bf16", 4: "*fp32"}[item_size]
+    cases = [
+        (_triton_kernels._line_kernel, line, strides, {0, 1, 5}),
+        (_triton_kernels._block_kernel, block, {}, {0, 1, 4}),
+    ]
+    for kernel, tile, sizes, float_places in cases:
+        function = triton.jit(kernel)
+        constants = {"HEIGHT": side, "WIDTH": side, **sizes}
+        constants |= {"ROWS": tile.rows, "DEPTH": tile.depth}
+        constants |= {"COLS": tile.cols, "TF32": True, "WIDENED": False}
+        signature = {}
+        for place, name in enumerate(function.arg_names):
+            pointer = floats if place in float_places else "*i32"
+            kind = pointer if name.endswith("_ptr") else "i32"
+            signature[name] = "constexpr" if name in constants else kind
+        source = ASTSource(function, signature, constexprs=constants)
+        options = {"num_warps": tile.warps, "num_stages": 3}
+        compiled_kernel = triton.compile(
+            source, target=GPUTarget("cuda", 90, 32), options=options
+        )
+        assert compiled_kernel.metadata.shared <= 227 * 1024
+        ptx = compiled_kernel.asm["ptx"]
+        assert "wgmma.mma_async" in ptx or "mma.sync" in ptx
+
+
 # --- the choice -----------------------------------------------------------------------------------
 
 
