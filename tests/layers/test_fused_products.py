@@ -158,7 +158,8 @@ def test_second_derivatives_equal_those_of_gathers():
     expected = products()
     set_block_products("interpreted")
     for value, wanted in zip(products(), expected, strict=True):
-        np.testing.assert_allclose(value, wanted, atol=1e-5)
+        scale = np.abs(wanted).max()
+        np.testing.assert_allclose(value, wanted, atol=5e-6 * scale)
 
 
 @pytest.mark.jax_only
@@ -170,10 +171,11 @@ def test_kernels_take_jit_vmap_and_grad():
     operands = BlockOperands(grid, *operands_of(grid))
     x = np.random.default_rng(0).normal(size=(3, 5, 32)).astype("float32")
     single = lambda x: ops.sum(ops.tanh(product_by_token(x, operands)))  # noqa: E731
-    expected = [array(jax.grad(single)(part)) for part in x]
+    expected = np.stack([array(jax.grad(single)(part)) for part in x])
     set_block_products("interpreted")
     many = jax.jit(jax.vmap(jax.grad(single)))(x)
-    np.testing.assert_allclose(array(many), expected, atol=1e-6)
+    scale = np.abs(expected).max()
+    np.testing.assert_allclose(array(many), expected, atol=5e-6 * scale)
 
 
 @pytest.mark.jax_only
@@ -218,6 +220,7 @@ def network():
     )
     x = BlockSparseRNN(cell, name="gates")(L.Reshape((4, 32))(x))
     padded = {**options, "block": (8, 4)}
+    x = L.Dense(64, "tanh", name="wide")(x)
     x = BlockSparseDense(31, "relu", name="padded", **padded)(x)
     return keras.Model(inputs, L.Dense(2, name="head")(x))
 
