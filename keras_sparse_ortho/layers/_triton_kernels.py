@@ -1,7 +1,8 @@
 """Products with live blocks as kernels of Triton: the tiles of `_pallas_products.py` on torch.
 
 Triton is imported here alone; torch works without it. `interpreted=True` runs a kernel by Triton's
-interpreter, in NumPy, on the tensors' own device.
+interpreter, in NumPy. That multiplies bfloat16 as the integers of its bits and cuts sums off, so these
+are given to it as float32, in which products of two are exact.
 """
 
 import functools
@@ -37,6 +38,17 @@ def line_products(
 
     The arguments are those of the function of this name in `_pallas_products.py`.
     """
+    if interpreted and x.dtype == torch.bfloat16:
+        outputs = line_products(
+            x.float(),
+            blocks.float(),
+            sources,
+            slots,
+            lines,
+            transposed=transposed,
+            interpreted=True,
+        )
+        return outputs.to(x.dtype)
     x, blocks = x.contiguous(), blocks.contiguous()
     height, width = blocks.shape[1:]
     row_stride, col_stride = width, 1
@@ -76,6 +88,16 @@ def block_gradients(
 
     The arguments are those of the function of this name in `_pallas_products.py`.
     """
+    if interpreted and x.dtype == torch.bfloat16:
+        gradient = block_gradients(
+            x.float(),
+            upstream.float(),
+            inputs_of,
+            outputs_of,
+            shape=shape,
+            interpreted=True,
+        )
+        return gradient.to(x.dtype)
     x, upstream = x.contiguous(), upstream.contiguous()
     height, width = shape
     batch, block_count = x.shape[0], inputs_of.shape[0]
@@ -109,10 +131,7 @@ def _run(
     assert isinstance(x, torch.Tensor)
     sides = {"ROWS": tile.rows, "DEPTH": tile.depth, "COLS": tile.cols}
     if interpreted:
-        # The interpreter multiplies bfloat16 as the integers of its bits. Products of two are exact
-        # in float32.
-        options = {"TF32": False, "WIDENED": x.dtype == torch.bfloat16}
-        _interpreted(kernel)[grid](*arguments, **sizes, **sides, **options)
+        _interpreted(kernel)[grid](*arguments, **sizes, **sides, TF32=False)
         return
     is_tf32 = torch.get_float32_matmul_precision() != "highest"
     # Triton launches on the current device.
@@ -122,7 +141,6 @@ def _run(
             **sizes,
             **sides,
             TF32=is_tf32,
-            WIDENED=False,
             num_warps=tile.warps,
             num_stages=_STAGES,
         )
@@ -156,7 +174,6 @@ def _line_kernel(
     DEPTH: tl.constexpr,
     COLS: tl.constexpr,
     TF32: tl.constexpr,
-    WIDENED: tl.constexpr,
 ):
     """One tile of one line: a sum over its live blocks, each in steps of the tile's depth."""
     tiles_across = (WIDTH + COLS - 1) // COLS
@@ -181,9 +198,6 @@ def _line_kernel(
         in_block = depth[:, None] * ROW_STRIDE + cols[None, :] * COL_STRIDE
         weights_ptr = blocks_ptr + slot * (HEIGHT * WIDTH) + in_block
         weights = tl.load(weights_ptr, is_depth[:, None] & is_col, 0.0)
-        if WIDENED:
-            x = x.to(tl.float32)
-            weights = weights.to(tl.float32)
         if TF32:
             total = tl.dot(x, weights, total, input_precision="tf32")
         else:
@@ -208,7 +222,6 @@ def _block_kernel(
     DEPTH: tl.constexpr,
     COLS: tl.constexpr,
     TF32: tl.constexpr,
-    WIDENED: tl.constexpr,
 ):
     """One tile of one block's gradient: a sum over the batch."""
     tiles_across = (WIDTH + COLS - 1) // COLS
@@ -230,9 +243,6 @@ def _block_kernel(
         upstream = tl.load(
             upstream_ptr + places, is_sample[:, None] & is_col[None, :], 0.0
         )
-        if WIDENED:
-            x = x.to(tl.float32)
-            upstream = upstream.to(tl.float32)
         if TF32:
             total = tl.dot(x, upstream, total, input_precision="tf32")
         else:

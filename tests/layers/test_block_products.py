@@ -124,6 +124,8 @@ def test_a_kept_value_is_not_computed_inside_the_condition_that_keeps_it():
 
 
 @pytest.mark.torch_only
+# Of torch.compile, on caches in Keras and on gradients of values that are no leaves.
+@pytest.mark.filterwarnings("ignore::UserWarning")
 def test_torch_compile_takes_any_pattern_with_lines_without_blocks():
     import torch
 

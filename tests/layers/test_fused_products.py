@@ -301,7 +301,7 @@ def test_triton_compiles_the_kernels_for_an_h100(side, item_size):
         function = triton.jit(kernel)
         constants = {"HEIGHT": side, "WIDTH": side, **sizes}
         constants |= {"ROWS": tile.rows, "DEPTH": tile.depth}
-        constants |= {"COLS": tile.cols, "TF32": True, "WIDENED": False}
+        constants |= {"COLS": tile.cols, "TF32": True}
         signature = {}
         for place, name in enumerate(function.arg_names):
             pointer = floats if place in float_places else "*i32"
