@@ -1,8 +1,8 @@
 """Products with live blocks as kernels of Triton: the tiles of `_pallas_products.py` on torch.
 
 Triton is imported here alone; torch works without it. `interpreted=True` runs a kernel by Triton's
-interpreter, in NumPy. That multiplies bfloat16 as the integers of its bits and cuts sums off, so these
-are given to it as float32, in which products of two are exact.
+interpreter, in NumPy. That multiplies bfloat16 as the integers of its bits and cuts sums off, so
+these are given to it as float32, in which products of two are exact.
 """
 
 import functools
