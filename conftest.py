@@ -97,6 +97,17 @@ def _with_kernels() -> tuple[str, ...]:
     return tuple(backends)
 
 
+# Files with doctests are imported, these where their packages are.
+collect_ignore = [
+    f"keras_sparse_ortho/layers/{name}.py"
+    for backend, name in (
+        ("jax", "_pallas_products"),
+        ("torch", "_triton_kernels"),
+    )
+    if backend not in _with_kernels()
+]
+
+
 def _backends_by_name(item: pytest.Item) -> tuple[str, ...]:
     """Where ``item`` runs, whatever is installed."""
     for backend in ("tensorflow", "jax", "torch"):
