@@ -61,7 +61,7 @@ def line_products(
     tiles_across = math.ceil(width / tile.cols)
     grid = (line_count * tiles_across, math.ceil(batch / tile.rows))
     _run(
-        _line_kernel,
+        _line_program,
         grid,
         tile,
         interpreted,
@@ -106,7 +106,7 @@ def block_gradients(
     tiles_down = math.ceil(height / tile.rows)
     grid = (block_count, tiles_down * math.ceil(width / tile.cols))
     _run(
-        _block_kernel,
+        _block_program,
         grid,
         tile,
         interpreted,
@@ -156,7 +156,7 @@ def _interpreted(kernel: Callable[..., None]) -> Any:
     return InterpretedFunction(kernel)
 
 
-def _line_kernel(
+def _line_program(
     x_ptr,
     blocks_ptr,
     sources_ptr,
@@ -207,7 +207,7 @@ def _line_kernel(
     tl.store(outputs_ptr + places, values, is_row & is_col)
 
 
-def _block_kernel(
+def _block_program(
     x_ptr,
     upstream_ptr,
     inputs_ptr,

@@ -294,8 +294,8 @@ def test_triton_compiles_the_kernels_for_an_h100(side, item_size):
     strides = {"ROW_STRIDE": side, "COL_STRIDE": 1}
     floats = {2: "*bf16", 4: "*fp32"}[item_size]
     cases = [
-        (_triton_kernels._line_kernel, line, strides, {0, 1, 5}),
-        (_triton_kernels._block_kernel, block, {}, {0, 1, 4}),
+        (_triton_kernels._line_program, line, strides, {0, 1, 5}),
+        (_triton_kernels._block_program, block, {}, {0, 1, 4}),
     ]
     for kernel, tile, sizes, float_places in cases:
         function = triton.jit(kernel)
