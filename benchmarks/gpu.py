@@ -121,14 +121,18 @@ class Gpu(Measurement):
             ["check", "step", "fit", "sweep"],
             choices=["check", "step", "fit", "sweep"],
         ),
-        "policies": Setting(["mixed_bfloat16", "float32"]),
+        "policies": Setting(
+            ["mixed_bfloat16", "float32"], quick=["mixed_bfloat16"]
+        ),
         "widths": Setting([4096], quick=[64]),
         "batches": Setting([1024, 4096, 128], quick=[8]),
         "blocks": Setting([32, 64, 128], quick=[16]),
         "density": Setting(0.1, quick=0.25),
         "rounds": Setting(7, quick=1),
         "steps": Setting(20, "training steps in one sample", quick=1),
-        "models": Setting(["decoder", "vit"], choices=["decoder", "vit"]),
+        "models": Setting(
+            ["decoder", "vit"], choices=["decoder", "vit"], quick=["decoder"]
+        ),
         "model_width": Setting(1024, "of decoder and vit", quick=64),
         "model_depth": Setting(6, quick=1),
         "model_batch": Setting(32, quick=2),
