@@ -6,7 +6,9 @@ of README.md and docs/ are run as well. Importing it imports no backend.
 
 from __future__ import annotations
 
+import functools
 import gc
+import importlib.metadata
 import importlib.util
 import math
 import os
@@ -73,6 +75,41 @@ _TICKETS = {"tensorflow": 2, "jax": 1, "torch": 2}
 
 def _backends(item: pytest.Item) -> tuple[str, ...]:
     """Where ``item`` runs, by the markers that pyproject.toml explains."""
+    if item.get_closest_marker("needs_kernels"):
+        return tuple(
+            backend
+            for backend in _backends_by_name(item)
+            if backend in _with_kernels()
+        )
+    return _backends_by_name(item)
+
+
+@functools.cache
+def _with_kernels() -> tuple[str, ...]:
+    """The backends that have kernels for a GPU here: a new JAX, and torch with Triton."""
+    backends = []
+    if importlib.util.find_spec("jax"):
+        release = importlib.metadata.version("jax").split(".")[:2]
+        if tuple(map(int, release)) >= (0, 10):  # older ones are not tested
+            backends.append("jax")
+    if importlib.util.find_spec("triton"):
+        backends.append("torch")
+    return tuple(backends)
+
+
+# Files with doctests are imported, these where their packages are.
+collect_ignore = [
+    f"keras_sparse_ortho/layers/{name}.py"
+    for backend, name in (
+        ("jax", "_pallas_products"),
+        ("torch", "_triton_kernels"),
+    )
+    if backend not in _with_kernels()
+]
+
+
+def _backends_by_name(item: pytest.Item) -> tuple[str, ...]:
+    """Where ``item`` runs, whatever is installed."""
     for backend in ("tensorflow", "jax", "torch"):
         if item.get_closest_marker(f"{backend}_only"):
             return (backend,)
@@ -164,7 +201,12 @@ def pytest_collection_finish() -> None:
 
 def pytest_report_header(config: pytest.Config) -> str:
     draw = config.getoption("--spread")
-    return f"keras backend: {BACKEND}" + (f"; drawn by {draw}" if draw else "")
+    parts = [f"keras backend: {BACKEND}"]
+    if draw:
+        parts.append(f"drawn by {draw}")
+    if BACKEND == "torch" and BACKEND not in _with_kernels():
+        parts.append("kernels for a GPU are not tested: pip install triton")
+    return "; ".join(parts)
 
 
 # --- devices ------------------------------------------------------------------------------------

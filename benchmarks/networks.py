@@ -406,18 +406,23 @@ NETWORKS: dict[str, Network] = {
 WIDTH, DEPTH, TOKENS, HEADS, VOCABULARY = 512, 4, 128, 8, 1024
 
 
-def gpt2() -> keras.Model:
+def gpt2(
+    width: int = WIDTH,
+    depth: int = DEPTH,
+    tokens: int = TOKENS,
+    heads: int = HEADS,
+) -> keras.Model:
     """Radford et al. (2019): pre-norm decoder blocks with GELU, 512 wide, 4 deep, 128 tokens."""
-    x = inputs = keras.Input((TOKENS, WIDTH))
-    for k in range(DEPTH):
+    x = inputs = keras.Input((tokens, width))
+    for k in range(depth):
         y = L.LayerNormalization(name=f"attention_norm_{k}")(x)
         attention = L.MultiHeadAttention(
-            HEADS, WIDTH // HEADS, name=f"attention_{k}"
+            heads, width // heads, name=f"attention_{k}"
         )
         x = L.Add()([x, attention(y, y, use_causal_mask=True)])
         y = L.LayerNormalization(name=f"mlp_norm_{k}")(x)
-        y = L.Dense(4 * WIDTH, activation="gelu", name=f"mlp_{k}_wide")(y)
-        x = L.Add()([x, L.Dense(WIDTH, name=f"mlp_{k}_narrow")(y)])
+        y = L.Dense(4 * width, activation="gelu", name=f"mlp_{k}_wide")(y)
+        x = L.Add()([x, L.Dense(width, name=f"mlp_{k}_narrow")(y)])
     return keras.Model(inputs, L.LayerNormalization(name="last_norm")(x))
 
 

@@ -32,6 +32,24 @@ def compiled(function: Operation, *, xla: bool) -> Operation:
     return function
 
 
+def device_kind() -> str:
+    """The kind of the device that the backend computes on: `"cpu"`, `"gpu"` or `"tpu"`."""
+    backend = keras.backend.backend()
+    if backend == "jax":
+        import jax
+
+        return jax.default_backend()
+    if backend == "tensorflow":
+        import tensorflow as tf
+
+        has_gpu = bool(tf.config.list_physical_devices("GPU"))
+    else:
+        import torch
+
+        has_gpu = torch.cuda.is_available()
+    return "gpu" if has_gpu else "cpu"
+
+
 def global_generators() -> list[str]:
     """States of the generators that layers draw from past Keras' seeds: torch's, for `Dropout`."""
     if keras.backend.backend() != "torch":

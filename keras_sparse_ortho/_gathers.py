@@ -191,7 +191,8 @@ def _jax_rule(
     """The function with its gradient as a rule of JAX; integers come after the floats."""
 
     def forward(*values: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        return function(*values), values
+        # With its rule, for second derivatives: a kernel of Pallas has no other.
+        return function_with_rule(*values), values
 
     def backward(
         values: tuple[Tensor, ...], upstream: Tensor

@@ -17,6 +17,7 @@ from keras_sparse_ortho.layers._block_operands import (
     drop_padding,
     pad_blocks,
 )
+from keras_sparse_ortho.layers._block_sizes import block_sizes
 from keras_sparse_ortho.layers._block_sparse_dense import (
     BlockSparseConv,
     BlockSparseConv1D,
@@ -36,6 +37,10 @@ from keras_sparse_ortho.layers._block_sparse_rnn import (
     BlockSparseRNN,
 )
 from keras_sparse_ortho.layers._circular_padding import CircularPadding
+from keras_sparse_ortho.layers._product_choice import (
+    block_products,
+    set_block_products,
+)
 from keras_sparse_ortho.layers._prunable_layer import PrunableLayer
 from keras_sparse_ortho.layers._token_products import product_by_token
 from keras_sparse_ortho.layers._wrapped_layer import (
@@ -54,4 +59,6 @@ __all__ = [
     "BlockSparseRNN",
     "CircularPadding",
     "PrunableLayer",
+    "block_products",
+    "set_block_products",
 ]

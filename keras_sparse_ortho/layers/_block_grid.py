@@ -65,6 +65,12 @@ class Lines:
         return len(set(self.counts)) == 1
 
     @functools.cached_property
+    def have_empty(self) -> bool:
+        """Whether a line has no blocks."""
+        # torch.compile answers `0 in counts` wrongly where it takes counts as open sizes (2.13).
+        return min(self.counts) == 0
+
+    @functools.cached_property
     def place(self) -> np.ndarray:
         """Where each line is in the order of the groups; behind all of them if it has no blocks."""
         order = np.concatenate(self.groups)
@@ -77,6 +83,18 @@ class Lines:
         """The line of each slot."""
         order = np.concatenate(self.groups)
         return np.repeat(order, np.asarray(self.counts)[order])
+
+    @functools.cached_property
+    def first_and_count(self) -> np.ndarray:
+        """The first slot of each line and the number of its slots, int32 `(lines, 2)`.
+
+        The slots of a line follow each other, in regular patterns and in any other.
+        """
+        counts = np.asarray(self.counts, dtype=np.int32)
+        order = np.argsort(counts, kind="stable")
+        firsts = np.empty_like(counts)
+        firsts[order] = np.cumsum(counts[order]) - counts[order]
+        return np.stack([firsts, counts], axis=1)
 
     @functools.cached_property
     def spans(self) -> list[slice]:

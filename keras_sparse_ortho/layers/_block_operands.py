@@ -100,7 +100,7 @@ def join_lines(products: list[Tensor], lines: Lines, axis: int = 0) -> Tensor:
     """Inverts `split_lines` along any axis; lines without blocks are zero."""
     if lines.are_regular:
         return products[0]
-    if 0 in lines.counts:
+    if lines.have_empty:
         first_line, *_ = ops.split(products[0], [1], axis=axis)
         products = [*products, ops.zeros_like(first_line)]
     return gather(concatenate(products, axis=axis), lines.place, axis)

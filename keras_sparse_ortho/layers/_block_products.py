@@ -32,6 +32,7 @@ from keras_sparse_ortho.layers._block_operands import (
     stack,
     transpose_matrices,
 )
+from keras_sparse_ortho.layers._block_sizes import warn_if_slow
 from keras_sparse_ortho.layers._row_products import gather_rows
 
 ops = keras.ops
@@ -110,6 +111,7 @@ class _FeaturesFirst:
         upstream: Tensor,
     ) -> tuple[Tensor, Tensor]:
         """The gradients of `x` and of the blocks."""
+        warn_if_slow(self._grid, x.shape[-1])
         x = self._read_once(x, places)
         upstream = self._read_once(upstream, places)
         blocks_gradient = self._blocks_gradient(x, places, upstream)

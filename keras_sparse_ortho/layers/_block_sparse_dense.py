@@ -18,6 +18,7 @@ from keras_sparse_ortho.layers._block_operands import (
 )
 from keras_sparse_ortho.layers._block_products import product_features_first
 from keras_sparse_ortho.layers._block_sparse_layer import BlockSparseLayer
+from keras_sparse_ortho.layers._fused_products import takes_kernels
 from keras_sparse_ortho.layers._row_products import spread_blocks
 from keras_sparse_ortho.layers._token_products import product_by_token
 from keras_sparse_ortho.orthogonal import einsum_axes
@@ -133,7 +134,7 @@ class BlockSparseDense(BlockSparseLayer):
 
     def call(self, inputs: Tensor) -> Tensor:
         leading_shape = ops.shape(inputs)[:-1]
-        if len(leading_shape) > 1:
+        if len(leading_shape) > 1 or takes_kernels(inputs):
             return self._by_token(inputs, leading_shape)
         # Single vectors go features first, which saves transpositions.
         x = product_features_first(ops.transpose(inputs), self.operands())

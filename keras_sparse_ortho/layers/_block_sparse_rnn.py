@@ -21,6 +21,10 @@ from keras_sparse_ortho.layers._block_sparse_layer import (
     BlockSparseLayer,
     OnBlocks,
 )
+from keras_sparse_ortho.layers._fused_products import (
+    fused_product,
+    takes_kernels,
+)
 from keras_sparse_ortho.layers._live_blocks import LiveBlocks
 from keras_sparse_ortho.layers._row_products import product_of_rows
 from keras_sparse_ortho.parametrizations import (
@@ -70,7 +74,10 @@ class BlockSparseGates(BlockSparseLayer):
     def call(self, inputs: Tensor) -> Tensor:
         leading_shape = ops.shape(inputs)[:-1]
         rows = ops.reshape(inputs, (-1, self.grid.inputs))
-        products = product_of_rows(rows, self.operands())
+        product = product_of_rows
+        if takes_kernels(rows):
+            product = fused_product
+        products = product(rows, self.operands())
         return ops.reshape(products, (*leading_shape, self.grid.outputs))
 
     def storages(self) -> dict[str, LiveBlocks]:

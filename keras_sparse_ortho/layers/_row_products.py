@@ -27,6 +27,7 @@ from keras_sparse_ortho.layers._block_operands import (
     stack,
     transpose_matrices,
 )
+from keras_sparse_ortho.layers._block_sizes import warn_if_slow
 
 ops = keras.ops
 
@@ -183,6 +184,7 @@ class _NarrowInputs(_Rows):
         upstream: Tensor,
     ) -> tuple[Tensor, Tensor]:
         """The gradients of `x` and of the blocks."""
+        warn_if_slow(self._grid, x.shape[0])
         inputs = _blocks_of(x, self._grid.rows)
         outputs = _blocks_of(upstream, self._grid.cols)
         x_gradient = self._times_transposed(outputs, blocks, slots)
@@ -215,6 +217,7 @@ class _NarrowOutputs(_Rows):
         upstream: Tensor,
     ) -> tuple[Tensor, Tensor]:
         """The gradients of `x` and of the blocks."""
+        warn_if_slow(self._grid, x.shape[0])
         inputs = _blocks_of(x, self._grid.rows)
         gathered = self._gather(_blocks_of(upstream, self._grid.cols), places)
         x_gradient = self._times_matrices(gathered, blocks)

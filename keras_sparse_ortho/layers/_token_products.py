@@ -7,6 +7,10 @@ from keras_sparse_ortho._types import Tensor
 from keras_sparse_ortho.layers._block_grid import BlockGrid
 from keras_sparse_ortho.layers._block_operands import BlockOperands
 from keras_sparse_ortho.layers._block_products import product_features_first
+from keras_sparse_ortho.layers._fused_products import (
+    fused_product,
+    takes_kernels,
+)
 from keras_sparse_ortho.layers._row_products import product_of_rows
 
 ops = keras.ops
@@ -16,6 +20,8 @@ _MOST_GATHERED = 1.5  # times inputs and outputs; beyond it chunks are faster
 
 def product_by_token(x: Tensor, kernel: BlockOperands) -> Tensor:
     """Returns `x K` for `x` of shape `(n, inputs)` between layers that have features last."""
+    if takes_kernels(x):
+        return fused_product(x, kernel)
     x = written_both_ways(x, kernel.inputs_of)
     if gathers_little(kernel.grid):
         outputs = product_of_rows(x, kernel)

@@ -17,17 +17,11 @@ from keras_sparse_ortho.calibration import (
 )
 from keras_sparse_ortho.errors import BudgetError
 from keras_sparse_ortho.kernels import PrunableWeight, canonical_shape
-from keras_sparse_ortho.layers import why_no_block_form
+from keras_sparse_ortho.layers import block_sizes, why_no_block_form
 from keras_sparse_ortho.models import Plan, prunable_weights
 from keras_sparse_ortho.orthogonal import Block, block_unit
 from keras_sparse_ortho.storages import BlockForm
 
-_SIDES = (
-    128,
-    64,
-    32,
-    16,
-)  # larger blocks are faster (benchmarks/results/blocks.md)
 _CLOSE = 0.75  # blocks are taken if they reach this part of the density; smaller ones come closer
 _FEWEST_FANS = 2  # fans in multiples of the least, at which a kernel falls into separate matrices
 _SMALL_PART = 0.1  # of the live entries: the excess of kernels not on blocks that stay dense
@@ -332,7 +326,7 @@ def block_for(
         if _fits(size, shape) and _times(shape, size, lift * density) > 0:
             return size
         return None
-    for side in _SIDES:
+    for side in block_sizes().sides:
         blocks = _fitting(shape, side)
         for block in blocks:
             times = _times(shape, block, density)
@@ -362,7 +356,7 @@ def why_not_on_blocks(
     fitting: list[Block] = []
     if size is None:
         sizes = "blocks of about 16"
-        fitting = _fitting(shape, _SIDES[-1])
+        fitting = _fitting(shape, block_sizes().sides[-1])
     else:
         sizes = f"blocks of {size.rows} x {size.cols}"
         if _fits(size, shape):
@@ -380,7 +374,7 @@ def _widened(shape: Sequence[int], block: Block) -> Block:
     *_, inputs, outputs = shape
     along = "cols" if inputs < outputs else "rows"
     side = getattr(block, along)
-    for times in range(_SIDES[0] // side, 1, -1):
+    for times in range(block_sizes().sides[0] // side, 1, -1):
         longer = dataclasses.replace(block, **{along: times * side})
         if _fits(longer, shape) and longer.unit(shape) == block.unit(shape):
             return longer

@@ -11,6 +11,7 @@ from keras_sparse_ortho._gathers import written_both_ways
 from keras_sparse_ortho.layers import (
     BlockGrid,
     BlockOperands,
+    BlockSparseDense,
     _block_products,
     _token_products,
     product_by_token,
@@ -120,3 +121,37 @@ def test_a_kept_value_is_not_computed_inside_the_condition_that_keeps_it():
     # Grappler sinks what a branch alone needs, and XLA then computes it wherever it is read.
     assert len(multiplied.consumers()) > 1
     assert condition in multiplied.consumers()
+
+
+@pytest.mark.torch_only
+# Of torch.compile, on caches in Keras and on gradients of values that are no leaves.
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_torch_compile_takes_any_pattern_with_lines_without_blocks():
+    import torch
+
+    # In the third, torch takes counts for open sizes; each has an empty line at another place.
+    all_counts = [
+        ([2, 1, 3, 2, 0, 2, 2, 4], [2, 0, 1, 4, 1, 1, 3, 4]),
+        ([2, 3, 2, 3, 1, 0, 4, 1], [2, 1, 3, 0, 5, 1, 2, 2]),
+        ([0, 3, 2, 1, 5, 1, 2, 2], [1, 2, 3, 0, 1, 4, 2, 3]),
+    ]
+    layers = [
+        BlockSparseDense(32, "tanh", density=0.25, block=4, counts=counts)
+        for counts in all_counts
+    ]
+    x = torch.randn(8, 32)
+    for layer in layers:
+        layer.build((None, 32))
+    blocks = [layer.blocks.value for layer in layers]
+
+    def loss(x):
+        for layer in layers:
+            x = layer(x)
+        return torch.sum(x**2)
+
+    expected = torch.autograd.grad(loss(x), blocks)
+    compiled_loss = torch.compile(loss, backend="eager")
+    gradients = torch.autograd.grad(compiled_loss(x), blocks)
+    for gradient, wanted in zip(gradients, expected, strict=True):
+        torch.testing.assert_close(gradient, wanted)
+        assert wanted.abs().max() > 0
