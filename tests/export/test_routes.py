@@ -225,7 +225,7 @@ def test_inputs_and_outputs_of_integers(all_routes, tmp_path):
     model, data, want, *_ = all_routes
     ends = {"inference_input_type": "uint8", "inference_output_type": "int8"}
     with pytest.raises(
-        ValueError, match=r"with a mode of static integers.*mode='dynamic_int8'"
+        ValueError, match=r"with a static integer mode.*mode='dynamic_int8'"
     ):
         export_litert(model, tmp_path / "m.tflite", mode="dynamic_int8", **ends)
     options = ends | {"mode": "int8", "representative_data": data}
