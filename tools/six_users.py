@@ -44,7 +44,7 @@ class User:
     """Whom README.md speaks to.
 
     Args:
-        goal: What the user wants.
+        goal: The user's goal.
         blocks: Titles of README.md, each with the numbers of the blocks below it that are copied.
         check: Code behind the blocks. It fails where the goal is not reached.
         backend: The backend of Keras.

@@ -194,7 +194,7 @@ class Search:
             if share <= _LEAST_SHARE:
                 break
             if self._is_late():
-                self.untried.append(f"{share:.2f} of the widths' cost")
+                self.untried.append(f"a network of {share:.2f} of the cost")
                 break
             try:
                 choice = table.search(share, cost=cost)
