@@ -216,7 +216,7 @@ def test_only_dense_layers_have_kernels_of_4_bits(tmp_path):
         [keras.Input(rows.shape[1:]), layers.Conv2D(16, 3)]
     )
     with pytest.raises(
-        ExportConversionError, match="no weight of a Dense layer that fits"
+        ExportConversionError, match="no Dense kernel that can be stored"
     ):
         export_litert(convolution, tmp_path / "m.tflite", **options)
 

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import pytest
 
-from keras_sparse_ortho.errors import ShrinkError
+from keras_sparse_ortho.errors import ExportConversionError, ShrinkError
 from keras_sparse_ortho.export import load_litert
 from keras_sparse_ortho.models import OutputKind
 from keras_sparse_ortho.shrinking import (
@@ -19,6 +19,7 @@ from keras_sparse_ortho.shrinking import (
     Search,
     ShrinkReport,
     Trial,
+    _search,
     chosen,
     closeness,
     same_class,
@@ -743,3 +744,13 @@ def test_rows_are_checked_before_any_file_is_made(model, tmp_path, monkeypatch):
             pytest.raises(AssertionError),
         ):
             shrink(model, data, path, minutes=0)
+
+
+@pytest.mark.tensorflow_only
+def test_a_failed_conversion_is_listed_with_its_cause():
+    cause = "the model has no Dense kernel that can be stored in 4 bits"
+    error = ExportConversionError(
+        f"The LiteRT converter failed on model 'a' by route 'b'. Received: ValueError: {cause}"
+    )
+    assert _search.shortly(error) == cause
+    assert _search.shortly(ValueError("`x` is 1. Received: 2")) == "`x` is 1 2"
