@@ -27,8 +27,7 @@ COMING = "You come from TFMOT, torch or jaxpruner"
 SMALL_FILE = """
 import os
 assert os.path.getsize("small.tflite") < 4 * model.count_params() / 3
-answers = kso.load_litert("small.tflite").predict(new_x).argmax(axis=1)
-assert (answers == new_y).mean() > 0.85
+assert (answers == labels[1400:]).mean() > 0.85
 """
 GRADUAL = """
 import numpy as np
@@ -66,8 +65,8 @@ USERS = {
         """
 import os
 assert kso.report(sparse).density < 0.3
-assert os.path.getsize("blocks.tflite") < os.path.getsize("small.tflite") * 20
-assert kso.load_litert("blocks.tflite").predict(new_x).shape == (397, 10)
+assert os.path.getsize("blocks.tflite") < 4 * model.count_params() / 3
+assert kso.load_litert("blocks.tflite").predict(x[:7]).shape == (7, 10)
 """,
     ),
     "researcher": User(
@@ -75,6 +74,7 @@ assert kso.load_litert("blocks.tflite").predict(new_x).shape == (397, 10)
         ((TRAINED, (0,)), (SCRATCH, (0, 1))),
         """
 import numpy as np
+network.build((None, 64))
 network.compile("adam", "sparse_categorical_crossentropy")
 kernel = np.array(kso.prunable_weights(network)[0].value)
 wide, tall = sorted(kernel.shape)
