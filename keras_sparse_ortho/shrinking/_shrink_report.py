@@ -279,6 +279,8 @@ class ShrinkReport(Answering):
 
     def _words_on_rivals(self, taken: Trial, files: list[Trial]) -> list[str]:
         if taken.name == "dense":
+            if all(trial.name.startswith("dense") for trial in files):
+                return ["No smaller network could be tried."]
             return ["No smaller network within the limits was found."]
         rivals = [
             trial

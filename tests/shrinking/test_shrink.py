@@ -754,3 +754,25 @@ def test_a_failed_conversion_is_listed_with_its_cause():
     )
     assert _search.shortly(error) == cause
     assert _search.shortly(ValueError("`x` is 1. Received: 2")) == "`x` is 1 2"
+
+
+def test_a_dense_file_is_written_for_one_of_two_reasons():
+    dense, narrow = trial("dense", 300, 0.01), trial("narrowed to 0.5", 90, 0.0)
+    narrow = dataclasses.replace(narrow, lost=0.2)
+    options = {"measure": "accuracy", "rows": 99, "dense": Score(1, 1, 1)}
+    report = ShrinkReport("m", dense, (dense,), max_drop=0.01, **options)
+    assert "No smaller network could be tried." in report.words
+    report = dataclasses.replace(report, trials=(dense, narrow))
+    assert "No smaller network within the limits was found." in report.words
+
+
+def test_losses_below_zero_are_gains_and_ratios_near_one_have_figures():
+    dense, small = trial("dense", 300, 0.0101), trial("narrowed", 90, 0.01)
+    options = {"measure": "accuracy", "rows": 99, "dense": Score(1, 1, 1)}
+    small = dataclasses.replace(small, lost=-0.003)
+    report = ShrinkReport("m", small, (dense, small), max_drop=0.01, **options)
+    assert (
+        "On 99 examples held out it gains 0.30 points of accuracy."
+        in report.words
+    )
+    assert any("takes 1.01 times as long" in words for words in report.words)
