@@ -26,6 +26,7 @@ from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from record import (
     RESULTS,
+    cells,
     digest,
     finished,
     matching,
@@ -39,6 +40,7 @@ from runner import Measurement, Setting, main
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.orthogonal import exact_orthogonal, expected_density
 
+HEIGHT = 3.4  # inches of a picture with one panel: all of them have one size
 WIDTH = 5.2  # inches: on a phone of 390 pixels a label is 11 pixels high
 # Each can be read on white and on black.
 DENSE, PLAIN, OURS, OTHER = "#8a8f98", "#b8860b", "#d1495b", "#2e86ab"
@@ -125,111 +127,142 @@ GROWTH = {"jax": ("JAX", OURS), "tensorflow XLA": ("TensorFlow XLA", OTHER)}
 """By backend the label and colour."""
 
 
-def faster(setting="jax", model="mlp2048", batch=128):
-    """Two panels: wall clock of a step, and state, relative to the dense model."""
-    wanted = (setting, model, batch)
-    found = [
+def relative_steps(
+    quantity: str, setting: str, model: str, batch: int
+) -> Figure:
+    """A quantity of a training step relative to the dense one, over the density, by storage.
+
+    Args:
+        quantity: str. `"wall_ratio"`, or `"state"` for the memory of weights and optimizer.
+        setting: str. The backend.
+        model: str. The network.
+        batch: int. Its batch.
+    """
+    conditions = (setting, model, batch)
+    measured = [
         line
         for line in finished(RESULTS / "blocks.jsonl")
-        if (line["setting"], line["model"], line["batch"]) == wanted
+        if (line["setting"], line["model"], line["batch"]) == conditions
     ]
     lines = middle_of_processes(
-        found, lambda line: (line["rival"], line["density"]), "wall_ratio"
+        measured, lambda line: (line["rival"], line["density"]), "wall_ratio"
     )
     places = {line["machine"] for line in lines.values()}
-    title = f"{setting}, {model}, batch {batch}, {'; '.join(sorted(places))}"
-    figure = new(5.6)
-    panels = figure.subplots(2)
     densities = sorted({density for _, density in lines})
+    figure = new(HEIGHT)
+    panel = figure.subplots()
     for rival, (label, color, dash) in STYLES.items():
-        found = [lines[rival, d] for d in densities if (rival, d) in lines]
+        each = [lines[rival, d] for d in densities if (rival, d) in lines]
         # Blocks are plotted at their actual density.
-        x = [
-            line["density"] if rival == "dense" else line["live"]
-            for line in found
-        ]
-        dense = [lines["dense", line["density"]]["state_mib"] for line in found]
-        parts = [
-            line["state_mib"] / base
-            for line, base in zip(found, dense, strict=True)
-        ]
-        for panel, y in zip(
-            panels, ([line["wall_ratio"] for line in found], parts), strict=True
-        ):
-            panel.plot(
-                x, y, dash, color=color, label=label, marker="o", markersize=4
-            )
-    for panel, name in zip(
-        panels,
-        ("time of a training step", "weights and optimizer"),
-        strict=True,
-    ):
-        panel.set(title=f"{name}, dense = 1", ylim=(0, None))
-        panel.set_xticks(densities, [f"{d:g}" for d in densities])
-    panels[1].set_xlabel(f"density (live fraction)\n{title}")
-    panels[1].xaxis.label.set_fontsize(9)
-    panels[0].legend()
-    return figure
-
-
-def growth(rival="blocks 64"):
-    """Three panels: the step over width, density and batch, the other two held, and its floor."""
-    kind = ("setting", "model", "batch", "density", "rival")
-    lines = finished(RESULTS / "blocks.jsonl")
-    found = middle_of_processes(
-        lines, lambda line: tuple(line[k] for k in kind), "wall_ratio"
-    )
-    panels = {
-        "width, density 0.1, batch 128": {
-            w: (w, 128, 0.1) for w in (1024, 2048, 4096)
-        },
-        "density, width 4096, batch 128": {
-            d: (4096, 128, d) for d in (0.05, 0.1, 0.2)
-        },
-        "batch, width 4096, density 0.1": {
-            n: (4096, n, 0.1) for n in (32, 128, 512)
-        },
-    }
-    figure = new(7.6)
-    for panel, (title, points) in zip(
-        figure.subplots(3), panels.items(), strict=True
-    ):
-        for setting, (label, color) in GROWTH.items():
-            each = {
-                x: found[setting, f"mlp{width}", batch, density, rival]
-                for x, (width, batch, density) in points.items()
-            }
-            ratios = [line["wall_ratio"] for line in each.values()]
-            panel.plot(
-                [*each],
-                ratios,
-                color=color,
-                label=label,
-                marker="o",
-                markersize=4,
-            )
-        floor = [line["live"] for line in each.values()]
+        key = "density" if rival == "dense" else "live"
+        values = [line["wall_ratio"] for line in each]
+        if quantity == "state":
+            dense = [
+                lines["dense", line["density"]]["state_mib"] for line in each
+            ]
+            values = [
+                line["state_mib"] / base
+                for line, base in zip(each, dense, strict=True)
+            ]
+        style = {"color": color, "marker": "o", "markersize": 4}
         panel.plot(
-            [*each], floor, "--", color=DENSE, label="floor: live fraction"
+            [line[key] for line in each], values, dash, label=label, **style
         )
-        panel.set(
-            title=f"step over {title}, dense = 1", ylim=(0, None), xscale="log"
-        )
-        panel.set_xticks([*points], [f"{x:g}" for x in points])
-        panel.minorticks_off()
-    figure.axes[0].legend()
+    panel.set(ylim=(0, None))
+    panel.set_xticks(densities, [f"{density:g}" for density in densities])
+    title = f"{setting}, {model}, batch {batch}, {'; '.join(sorted(places))}"
+    panel.set_xlabel(f"density (live fraction)\n{title}", fontsize=9)
+    panel.legend()
     return figure
+
+
+def faster() -> Figure:
+    """Time of a training step over the density, by storage."""
+    figure = relative_steps("wall_ratio", "jax", "mlp2048", 128)
+    figure.axes[0].set_title("time of a training step, dense = 1")
+    return figure
+
+
+def faster_memory() -> Figure:
+    """Memory of weights and optimizer over the density, by storage."""
+    figure = relative_steps("state", "jax", "mlp2048", 128)
+    figure.axes[0].set_title("weights and optimizer, dense = 1")
+    return figure
+
+
+def growth_over(
+    points: dict[float, tuple[int, int, float]], title: str
+) -> Figure:
+    """The step on blocks of 64 relative to the dense one, and its floor.
+
+    Args:
+        points: dict from places on the axis to width, batch and density.
+        title: str. The axis, and the conditions that are fixed.
+    """
+    kind = ("setting", "model", "batch", "density", "rival")
+    lines = middle_of_processes(
+        finished(RESULTS / "blocks.jsonl"),
+        lambda line: tuple(line[k] for k in kind),
+        "wall_ratio",
+    )
+    figure = new(HEIGHT)
+    panel = figure.subplots()
+    for setting, (label, color) in GROWTH.items():
+        each = [
+            lines[setting, f"mlp{width}", batch, density, "blocks 64"]
+            for width, batch, density in points.values()
+        ]
+        ratios = [line["wall_ratio"] for line in each]
+        style = {"color": color, "marker": "o", "markersize": 4}
+        panel.plot([*points], ratios, label=label, **style)
+    floor = [line["live"] for line in each]
+    panel.plot(
+        [*points], floor, "--", color=DENSE, label="floor: live fraction"
+    )
+    panel.set(
+        title=f"step over {title}, dense = 1", ylim=(0, None), xscale="log"
+    )
+    panel.set_xticks([*points], [f"{x:g}" for x in points])
+    panel.minorticks_off()
+    panel.legend()
+    return figure
+
+
+def growth() -> Figure:
+    """The step on blocks over the width."""
+    points = {width: (width, 128, 0.1) for width in (1024, 2048, 4096)}
+    return growth_over(points, "width, density 0.1, batch 128")
+
+
+def growth_density() -> Figure:
+    """The step on blocks over the density."""
+    points = {density: (4096, 128, density) for density in (0.05, 0.1, 0.2)}
+    return growth_over(points, "density, width 4096, batch 128")
+
+
+def growth_batch() -> Figure:
+    """The step on blocks over the batch."""
+    points = {batch: (4096, batch, 0.1) for batch in (32, 128, 512)}
+    return growth_over(points, "batch, width 4096, density 0.1")
 
 
 SOURCES = {
     "gain": ["blocks.md", "deep.md", "litert_blocks.md", "methods.md"],
     "very_deep": ["deep.jsonl"],
+    "very_deep_cnn": ["deep.jsonl"],
     "mlp7_losses": ["deep.jsonl"],
     "forces": ["learnt.jsonl"],
+    "forces_loss": ["learnt.jsonl"],
+    "forces_penalty": ["learnt.jsonl"],
     "resnet_densities": ["methods.jsonl"],
     "routes": ["litert_blocks.md"],
+    "routes_without_amx": ["litert_blocks.md"],
     "faster": ["blocks.jsonl"],
+    "faster_memory": ["blocks.jsonl"],
     "growth": ["blocks.jsonl"],
+    "growth_density": ["blocks.jsonl"],
+    "growth_batch": ["blocks.jsonl"],
+    "mean_singular_values": ["spectrum.md"],
     "frontier": ["real_shrunk.jsonl"],
 }
 
@@ -374,28 +407,32 @@ def under(figure: Figure) -> Figure:
     return figure
 
 
-def very_deep() -> Figure:
-    """Accuracy over the steps of training."""
-    titles = {
-        "thousand_mlp": "MLP of 1000 tanh layers",
-        "circular_cnn": "CNN of 100 tanh layers",
-    }
-    figure = new(2.7 * len(titles))
-    for panel, (net, title) in zip(
-        figure.subplots(len(titles)), titles.items(), strict=True
-    ):
-        draw_curves(panel, net, "progress", 100)
-        panel.set(
-            title=f"{title}, density 0.125",
-            ylim=(0, 100),
-            ylabel="test accuracy, %",
-        )
+def accuracies_over_steps(net: str, title: str) -> Figure:
+    """Accuracy of a network over the steps of training, by initialization."""
+    figure = new(HEIGHT)
+    panel = figure.subplots()
+    draw_curves(panel, net, "progress", 100)
+    panel.set(
+        title=f"{title}, density 0.125",
+        ylim=(0, 100),
+        ylabel="test accuracy, %",
+    )
     return under(figure)
+
+
+def very_deep() -> Figure:
+    """Accuracy of a thousand layers over the steps of training."""
+    return accuracies_over_steps("thousand_mlp", "MLP of 1000 tanh layers")
+
+
+def very_deep_cnn() -> Figure:
+    """Accuracy of a hundred convolutions over the steps of training."""
+    return accuracies_over_steps("circular_cnn", "CNN of 100 tanh layers")
 
 
 def mlp7_losses() -> Figure:
     """Training loss of the MLP of 7 layers."""
-    figure = new(2.9)
+    figure = new(HEIGHT)
     panel = figure.subplots()
     draw_curves(panel, "mlp7", "losses", 1)
     panel.set(
@@ -431,7 +468,7 @@ def resnet_densities() -> Figure:
     densities = sorted(
         d for d, each in found.items() if min(map(len, each.values())) > 2
     )
-    figure = new(3.6)
+    figure = new(HEIGHT)
     panel = figure.subplots()
     for method, (label, color) in COLORS.items():
         values = [found[density][method] for density in densities]
@@ -470,62 +507,79 @@ def density_law() -> Figure:
 
 
 def thresholds() -> Figure:
-    """The soft threshold, and the schedules."""
-    figure = new(5.2)
-    function, schedules = figure.subplots(2)
+    """The soft threshold beside a mask by magnitude."""
+    figure = new(HEIGHT)
+    panel = figure.subplots()
     weights = np.linspace(-1, 1, 401)
-    function.plot(weights, weights, color=DENSE, lw=1, ls=":", label="w")
+    panel.plot(weights, weights, color=DENSE, lw=1, ls=":", label="w")
     hard = np.where(np.abs(weights) > 0.3, weights, np.nan)
-    function.plot(weights, hard, color=OTHER, label="mask by magnitude")
+    panel.plot(weights, hard, color=OTHER, label="mask by magnitude")
     soft = np.sign(weights) * np.maximum(np.abs(weights) - 0.3, 0)
-    function.plot(weights, soft, color=OURS, label="soft threshold")
-    function.set(xlabel="weight w", title="effective weight, threshold 0.3")
-    steps = np.arange(0, 1001, 5)
-    end = {"begin_step": 100, "end_step": 700}
-    for name, color in (("Cubic", OURS), ("Linear", OTHER), ("OneShot", PLAIN)):
-        options = {"step": 400} if name == "OneShot" else end
-        schedule = getattr(kso.schedules, name)(0.1, **options)
-        schedules.plot(
-            steps, [schedule.at(int(t)) for t in steps], color=color, label=name
-        )
-    schedules.set(xlabel="step", title="density asked for", ylim=(0, 1.05))
-    for panel in (function, schedules):
-        panel.legend()
+    panel.plot(weights, soft, color=OURS, label="soft threshold")
+    panel.set(xlabel="weight w", title="effective weight, threshold 0.3")
+    panel.legend()
     return figure
 
 
-def forces() -> Figure:
-    """How far the penalty and the loss have moved the parameter of each threshold."""
+def schedules() -> Figure:
+    """The density over the steps, by schedule."""
+    figure = new(HEIGHT)
+    panel = figure.subplots()
+    steps = np.arange(0, 1001, 5)
+    span = {"begin_step": 100, "end_step": 700}
+    falls = {
+        "Cubic": (OURS, kso.schedules.Cubic(0.1, **span)),
+        "Linear": (OTHER, kso.schedules.Linear(0.1, **span)),
+        "OneShot": (PLAIN, kso.schedules.OneShot(0.1, step=400)),
+    }
+    for name, (color, schedule) in falls.items():
+        densities = [schedule.at(int(step)) for step in steps]
+        panel.plot(steps, densities, color=color, label=name)
+    panel.set(xlabel="step", title="density by schedule", ylim=(0, 1.05))
+    panel.legend()
+    return figure
+
+
+def movements(quantity: int, title: str) -> Figure:
+    """The movement of the thresholds of a network over the epochs, by layer.
+
+    Args:
+        quantity: int. Its place in a recorded curve: 0 for `s`, 1 for its sum of steps by L2, 2 by
+            the loss, 3 for the threshold.
+        title: str. The title of the picture.
+    """
     [*_, run] = [
         run
         for run in finished(RESULTS / "learnt.jsonl")
         if run["part"] == "forces"
     ]
-    # of steps, of s, by decay, by loss and t, of layers
+    # of steps, of quantities, of layers
     curves = np.array(run["curves"])
-    steps = run["epochs"] / len(curves) * np.arange(1, len(curves) + 1)
-    titles = {
-        1: "s, moved by L2",
-        2: "s, moved by the loss",
-        3: "threshold t = g(s)",
-    }
-    figure = new(6.0)
-    for panel, (k, title) in zip(
-        figure.subplots(3, sharex=True), titles.items(), strict=True
-    ):
-        for layer, color in zip(
-            range(curves.shape[2]), (OURS, OTHER, GREEN, PLAIN), strict=True
-        ):
-            panel.plot(
-                steps,
-                curves[:, k, layer],
-                color=color,
-                label=f"layer {layer + 1}",
-            )
-        panel.set(title=title)
-    panel.set_xlabel("epoch")
+    epochs = run["epochs"] / len(curves) * np.arange(1, len(curves) + 1)
+    figure = new(HEIGHT)
+    panel = figure.subplots()
+    colors = (OURS, OTHER, GREEN, PLAIN)
+    for layer, color in zip(range(curves.shape[2]), colors, strict=True):
+        curve = curves[:, quantity, layer]
+        panel.plot(epochs, curve, color=color, label=f"layer {layer + 1}")
+    panel.set(title=title, xlabel="epoch")
     panel.legend()
     return figure
+
+
+def forces() -> Figure:
+    """The learnt thresholds over the epochs."""
+    return movements(3, "threshold t = g(s)")
+
+
+def forces_penalty() -> Figure:
+    """How far L2 has moved the parameter of each threshold."""
+    return movements(1, "s, moved by L2")
+
+
+def forces_loss() -> Figure:
+    """How far the loss has moved the parameter of each threshold."""
+    return movements(2, "s, moved by the loss")
 
 
 def structures() -> Figure:
@@ -659,7 +713,7 @@ def frontier(network: str = "rnet") -> Figure:
     """Every file that `shrink` tried for a network, by bytes and score."""
     lines = finished(RESULTS / "real_shrunk.jsonl")
     line = matching(lines, network=network, how="shrink")[-1]
-    figure = new(3.4)
+    figure = new(HEIGHT)
     panel = figure.subplots()
     kinds = {
         "dense": (DENSE, "s", lambda name: name.startswith("dense")),
@@ -677,18 +731,20 @@ def frontier(network: str = "rnet") -> Figure:
     for trial in line["trials"]:
         is_taken = trial["bytes"] == line["bytes"]
         if is_taken or trial["name"].startswith("dense"):
-            text = "the file of shrink" if is_taken else trial["route"]
+            text = "written by shrink" if is_taken else trial["route"]
             panel.annotate(
-                f" {text}",
+                text,
                 (trial["bytes"] / 1000, trial["score"]),
-                verticalalignment="top",
+                xytext=(8, 0),
+                textcoords="offset points",
+                verticalalignment="center",
             )
-    panel.set(xlim=(0, 240), xlabel="file, kB", ylabel="score")
+    panel.set(xlim=(0, 260), xlabel="file, kB", ylabel="score")
     panel.legend(loc="lower right")
     return figure
 
 
-def routes() -> Figure:
+def times_as_fast(amx: str, title: str) -> Figure:
     """How many times as fast files of blocks are as the best dense int8 file, as measured."""
     networks = {
         "mlp": "MLP",
@@ -697,23 +753,63 @@ def routes() -> Figure:
         "encoder": "encoder",
     }
     where = "litert_blocks | network={}; block={}; batch=1; AMX={}; threads=1 | x int8"
-    figure = new(6.0)
-    titles = {"yes": "with AMX", "no": "the same processor without AMX"}
-    for panel, (amx, title) in zip(
-        figure.subplots(2), titles.items(), strict=True
-    ):
-        rows = []
-        for network, label in networks.items():
-            for block in (32, 64):
-                times = value(where.format(network, block, amx))
-                color = OURS if times >= 1 else PLAIN
-                rows.append((f"{label}, blocks of {block}", color, times))
-        bars(panel, rows, f"Times as fast as dense int8, {title}", ".1f")
-        panel.axvline(1, color=DENSE, linestyle="--", linewidth=1)
+    rows = []
+    for network, label in networks.items():
+        for block in (32, 64):
+            times = value(where.format(network, block, amx))
+            color = OURS if times >= 1 else PLAIN
+            rows.append((f"{label}, blocks of {block}", color, times))
+    figure = new(HEIGHT)
+    panel = figure.subplots()
+    bars(panel, rows, f"Times as fast as dense int8, {title}", ".1f")
+    panel.axvline(1, color=DENSE, linestyle="--", linewidth=1)
     return figure
 
 
-STARTS = {
+def routes() -> Figure:
+    """Files of blocks beside dense int8 on a processor with AMX."""
+    return times_as_fast("yes", "with AMX")
+
+
+def routes_without_amx() -> Figure:
+    """Files of blocks beside dense int8 without AMX."""
+    return times_as_fast("no", "the same processor without AMX")
+
+
+def mean_singular_values() -> Figure:
+    """The mean singular value of the Jacobian of seven tanh layers over the density, by start."""
+    where = "spectrum#Square kernels | activation=tanh; budget=uniform | {}"
+    starts = {
+        "EOI": ("exactly orthogonal, EOI", OURS),
+        "SAO": ("SAO", GREEN),
+        "AI": ("AI", OTHER),
+        "base": ("dense orthogonal, masked", PLAIN),
+    }
+    figure = new(HEIGHT)
+    panel = figure.subplots()
+    for start, (label, color) in starts.items():
+        axis = "density of SAO" if start == "SAO" else "density"
+        texts = cells(where.format(axis), RESULTS)
+        pairs = cells(where.format(start), RESULTS)
+        points = [
+            (float(density), float(pair.split("/")[1]))
+            for density, pair in zip(texts, pairs, strict=True)
+            if "/" in pair
+        ]
+        panel.plot(
+            *zip(*points, strict=True),
+            color=color,
+            label=label,
+            marker="o",
+            markersize=4,
+        )
+    panel.set(xscale="log", yscale="log", xlabel="density")
+    panel.set_title("mean singular value, Jacobian of 7 tanh layers")
+    panel.legend()
+    return figure
+
+
+DRAWS = {
     "exactly orthogonal": (OURS, kso.initializers.ExactOrthogonal(gain=1.0)),
     "random mask, rescaled": (
         VIOLET,
@@ -740,9 +836,9 @@ def deep(depth: int, density: float, initializer: object) -> keras.Model:
 
 def singular_values() -> Figure:
     """The singular values of one kernel of density 1/8, by initialization."""
-    figure = new(3.2)
+    figure = new(HEIGHT)
     panel = figure.subplots()
-    for label, (color, initializer) in STARTS.items():
+    for label, (color, initializer) in DRAWS.items():
         (weight,) = kso.prunable_weights(deep(1, 0.125, initializer))
         values = np.linalg.svd(np.array(weight.value), compute_uv=False)
         panel.plot(values, color=color, label=label)
@@ -757,12 +853,12 @@ def singular_values() -> Figure:
 
 def jacobian() -> Figure:
     """The singular values of the Jacobian of twenty layers, by initialization."""
-    figure = new(3.2)
+    figure = new(HEIGHT)
     panel = figure.subplots()
     rows = 0.1 * np.random.default_rng(0).normal(size=(2, 128)).astype(
         "float32"
     )
-    for label, (color, initializer) in STARTS.items():
+    for label, (color, initializer) in DRAWS.items():
         values = kso.analysis.jacobian_singular_values(
             deep(20, 0.125, initializer), rows
         )
@@ -861,17 +957,11 @@ def rooms() -> Figure:
     return figure
 
 
-DRAWN = (gain, routes, very_deep, mlp7_losses, resnet_densities, faster, growth)
-DRAWN += (
-    density_law,
-    thresholds,
-    forces,
-    structures,
-    taps,
-    budgets,
-    sensitivity,
-    frontier,
-)
+DRAWN = (gain, mlp7_losses, resnet_densities, frontier, mean_singular_values)
+DRAWN += (very_deep, very_deep_cnn, routes, routes_without_amx)
+DRAWN += (faster, faster_memory, growth, growth_density, growth_batch)
+DRAWN += (thresholds, schedules, forces, forces_penalty, forces_loss)
+DRAWN += (density_law, structures, taps, budgets, sensitivity)
 DRAWN += (singular_values, jacobian, rooms)
 PICTURES = {draw.__name__: draw for draw in DRAWN}
 

@@ -82,7 +82,7 @@ def check_config(kind: str, config: object, *keys: str) -> None:
 
 
 def as_text(value: object) -> str:
-    """A value for an error message, shortened."""
+    """A value for an error message, in one line: shortened, large arrays by their shape."""
     try:
         text = repr(value)
     # of too deep lists and too long integers
@@ -91,6 +91,15 @@ def as_text(value: object) -> str:
         ValueError,
     ):
         return f"a {type(value).__name__} that is too large to be shown"
+    if len(text) <= _LONGEST and "\n" not in text:
+        return text
+    shape = getattr(value, "shape", None)
+    if isinstance(shape, tuple):
+        kind = type(value).__name__
+        return (
+            f"{kind} of shape {shape} and type {getattr(value, 'dtype', None)}"
+        )
+    text = " ".join(text.split())
     if len(text) <= _LONGEST:
         return text
     return f"{text[:_LONGEST]}... ({len(text)} characters)"

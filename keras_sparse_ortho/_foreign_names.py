@@ -51,6 +51,10 @@ _TRAIN = "`fit` of the model; callbacks.UpdateMasks() and the others go into its
 _KERAS = "the one of Keras; it works with sparse models"
 _DISTILL = "recovery.distill(student, teacher, rows)"
 _LOOP = "callbacks.UpdateMasks().update(step) in an optax loop; see docs/custom_loops.md"
+_STRAIGHT = (
+    "parametrize(model, parametrizations.StraightThroughTopK(), density)"
+)
+_METHODS = "prune for a trained model, sparsify from the first step, parametrize while it trains"
 _WHOLE = "structure=calibration.Channels()"
 _PLAIN = "`include` and `exclude` of prune, sparsify and parametrize"
 _OF_LAYER = "{w.path: w.mask for w in prunable_weights(layer)}"
@@ -176,7 +180,7 @@ STEPS: tuple[tuple[str, str | tuple[str, ...]], ...] = (
     ("gptq gptq_modifier awq smooth_quant", _INTEGERS),
     ("STR soft_threshold_reparameterization learned_threshold", _LEARNT),
     ("learnt_thresholds TargetSparsity prune_to_sparsity cs", _LEARNT),
-    ("STE straight_through", "parametrizations.StraightThroughTopK(schedule)"),
+    ("STE straight_through", _STRAIGHT),
     (
         "eoi ExactOrthogonalInit orthogonal_sparse",
         "initializers.ExactOrthogonal(density)",
@@ -205,15 +209,23 @@ STEPS: tuple[tuple[str, str | tuple[str, ...]], ...] = (
     # --- names: jaxpruner
     ("wrap_optax create_updater_from_config base_updater", _LOOP),
     ("post_gradient_update pre_forward_update instant_sparsify", _LOOP),
-    ("global_magnitude_pruning ste_magnitude_pruning", _GRADUAL),
+    ("global_magnitude_pruning", _GRADUAL),
+    ("ste_magnitude_pruning ste_random_pruning", _STRAIGHT),
     (
         "saliency_pruning global_saliency_pruning",
         'prune(model, density, score="snip", data)',
     ),
+    ("static_random_sparse", "sparsify(model, density, initializer='random')"),
+    ("no_pruning", "nothing: a Keras model is dense until it is sparsified"),
+    ("algorithms api", _METHODS),
+    ("sparse_state", "prunable_weights(model): masks belong to the model"),
     (
-        "static_random_sparse no_pruning",
-        "sparsify(model, density, initializer='random')",
+        "sparsity_distributions custom_sparsity_map",
+        _SHARES,
     ),
+    ("sparsity_schedules periodic_schedule", _FALL),
+    ("one_shot_schedule", _ONE_SHOT),
+    ("no_update_schedule", "parametrizations.FixedMask(density)"),
     ("summarize_sparsity sparsity_summary summary", "print(report(model))"),
     ("sparsity_distribution layer_sparsity sparsity_types", _SHARES),
     ("periodic_update_schedule one_shot_update_schedule", "schedules.Schedule"),

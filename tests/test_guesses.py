@@ -52,7 +52,15 @@ NAMES = {
     # jaxpruner
     "MagnitudePruning": "callbacks.UpdateMasks()",
     "GlobalMagnitudePruning": "MagnitudeMask",
-    "SteMagnitudePruning": "MagnitudeMask",
+    "SteMagnitudePruning": "parametrizations.StraightThroughTopK()",
+    "SteRandomPruning": "parametrizations.StraightThroughTopK()",
+    "NoPruning": "dense until it is sparsified",
+    "SparseState": "masks belong to the model",
+    "OneShotSchedule": "prune(model, density)",
+    "NoUpdateSchedule": "FixedMask(density)",
+    "PeriodicSchedule": "schedules.Cubic",
+    "sparsity_distributions": "`budget`",
+    "algorithms": "prune for a trained model",
     "SaliencyPruning": 'score="snip"',
     "StaticRandomSparse": "sparsify(model",
     "wrap_optax": "docs/custom_loops.md",
@@ -334,6 +342,10 @@ CALLS = {
         lambda: kso.prune(model(), 0.5, score="l1"),
         'score="magnitude"',
     ),
+    "score=function": (
+        lambda: kso.prune(model(), 0.5, score=lambda kernel: abs(kernel)),
+        "a subclass of saliency.ModelScore",
+    ),
     "storage='csr'": (
         lambda: kso.sparsify(model(), 0.5, storage="csr"),
         'storage="compact"',
@@ -354,6 +366,32 @@ def test_calls(guess):
     text = one_line(error)
     assert step in text
     assert "Received: " in text
+
+
+def test_values_are_shown_in_one_line():
+    with pytest.raises(TypeError) as error:
+        kso.prune(None, 0.1, x=np.ones((256, 8), "float32"))
+    assert one_line(error).endswith(
+        "Received: x=ndarray of shape (256, 8) and type float32"
+    )
+    with pytest.raises(TypeError, match=r"Received: masks=\[array.*0.*\]$"):
+        kso.sparsify(None, 0.1, masks=[np.eye(2)])
+
+
+@pytest.mark.torch_only
+@pytest.mark.filterwarnings(
+    r"ignore:`torch.jit:DeprecationWarning"
+)  # torch's own
+def test_compiled_models_of_torch():
+    import torch
+
+    for function in (kso.report, lambda wrapped: kso.prune(wrapped, 0.5)):
+        with pytest.raises(
+            kso.errors.NotPrunableError,
+            match=r"After torch.compile use the model that was compiled: model\._orig_mod",
+        ) as error:
+            function(torch.compile(model()))
+        one_line(error)
 
 
 MODES = {

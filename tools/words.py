@@ -48,6 +48,9 @@ PATTERNS = {
     "a paraphrase": r"\bc[ao]me(?:s|ing)? (?:about|near)\b|\bby the one word\b|\bnear to\b"
     r"|\btakes? (?:it|them|this) for\b",
     "a number without its zero": r"(?<=[\w,;:|(±] )\.\d+(?![\dfeg%])",
+    "a phrase that readers stumbled over": r"\b(?:belongs? into|go(?:es)? behind|allows? to"
+    r"|ended dense|(?:is|are) no (?:kernels|tools?) |rows apart|files travel|the whole way)\b"
+    r"|\bin (?:two|three|four|both) ways\b",
     "an old word": r"\b(?:anew|as ever|ever|hereby|likewise|thereby|therein|thereof)\b",
 }
 NAMES = {"told", "said"}  # of functions and classes

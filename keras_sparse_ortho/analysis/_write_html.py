@@ -127,14 +127,14 @@ def _check_matplotlib(reports: Mapping[str, object]) -> None:
 def _section(heading: str, report: object) -> str:
     lines = [f"<h2>{html.escape(str(heading))}</h2>"]
     if isinstance(report, Pictured):
-        picture = _picture(report)
+        picture = _picture(report, heading)
         if picture is not None:
             lines.append(picture)
     lines.append(f"<pre>{html.escape(str(report))}</pre>")
     return "\n".join(lines)
 
 
-def _picture(report: Pictured) -> str | None:
+def _picture(report: Pictured, heading: str) -> str | None:
     """The picture of a report as an image; `None` if this one has nothing to draw."""
     import matplotlib.pyplot as plt
     from matplotlib.figure import Figure
@@ -149,4 +149,5 @@ def _picture(report: Pictured) -> str | None:
     figure.savefig(stream, format="svg", bbox_inches="tight")
     plt.close(figure)
     encoded = base64.b64encode(stream.getvalue()).decode("ascii")
-    return f'<img alt="" src="data:image/svg+xml;base64,{encoded}">'
+    label = html.escape(str(heading))
+    return f'<img alt="{label}" src="data:image/svg+xml;base64,{encoded}">'

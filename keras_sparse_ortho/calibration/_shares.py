@@ -97,6 +97,9 @@ class Sensitivity(Answering):
             xlabel="density",
             ylabel="relative squared error",
         )
+        densities = shares[:-1]  # of the last kernel: all have the same
+        axes.set_xticks(densities, [f"{density:g}" for density in densities])
+        axes.minorticks_off()
         axes.legend()
         return figure
 

@@ -333,8 +333,8 @@ def _check_arguments(
     # Tf.int8 equals "int8".
     if not all(isinstance(end, str) and end in allowed for end in ends):
         raise ValueError(
-            f"`inference_input_type` and `inference_output_type` must be of {ENDS}, and 'float32' "
-            "but with a mode of static integers, such as 'int8'."
+            "`inference_input_type` and `inference_output_type` must be 'float32', or, with a "
+            "static integer mode such as 'int8', one of 'int8' and 'uint8'."
             f"{for_value('inference_input_type', ends[0])}"
             f"{for_value('inference_output_type', ends[1])} "
             f"Received: {ends}, mode={mode!r}"

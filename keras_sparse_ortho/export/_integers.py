@@ -267,7 +267,8 @@ def _rules_of_few_bits(
             )
     if storage in _FEW_BITS and not rules:
         raise ValueError(
-            f"no weight of a Dense layer that fits fewer than 8 bits in {storage}"
+            "the model has no Dense kernel that can be stored in fewer than 8 bits, as "
+            f"{storage} does"
         )
     return rules
 

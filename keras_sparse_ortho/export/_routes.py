@@ -332,7 +332,9 @@ class ExportReport(RouteOutcome):
         figures = {}
         for outcome in self.routes:
             if outcome.bytes is None:
-                text = f"no file: {printable_lines(outcome.reason or '')}"
+                reason = outcome.reason or ""
+                _, _, cause = reason.partition("Received: ValueError: ")
+                text = f"no file: {printable_lines(cause or reason)}"
             else:
                 text = f"{outcome.bytes:,} bytes"
                 if outcome.latency_ms is not None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import keras
 
-from keras_sparse_ortho._checks import other_keywords
+from keras_sparse_ortho._checks import as_text, other_keywords
 from keras_sparse_ortho._workers import check_layouts
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.kernels import (
@@ -71,9 +71,12 @@ def check_built(model: keras.Model) -> None:
         hint = ""
         if is_of_tf_keras(model):
             hint = " For tf_keras models see keras_sparse_ortho.tfmot."
+        compiled = getattr(model, "_orig_mod", None)
+        if isinstance(compiled, keras.layers.Layer):
+            hint = " After torch.compile use the model that was compiled: model._orig_mod."
         raise NotPrunableError(
             f"`model` must be a Keras 3 model or layer.{hint} "
-            f"Received: model={model!r} of type {type(model).__name__}"
+            f"Received: model={as_text(model)} of type {type(model).__name__}"
         )
     if not ((model.built or _has_no_call(model)) and model.weights):
         unbuilt = [

@@ -29,7 +29,7 @@ class Saliency(Answering):
 
     The `round(density * size)` highest scores over all kernels together are live; ties go to the
     kernel listed first, then to the lower flat index. Each output of a depthwise kernel keeps its
-    highest score. It is used in three ways:
+    highest score. It has three uses:
 
     - `prune(model, score=saliency)`: its masks on the given weights;
     - `sparsify(model, budget=saliency.orthogonal_budget)`: only its densities, for new, exactly

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import inspect
 from typing import ClassVar, Literal, TypeVar
 
 import keras
 import numpy as np
 
 from keras_sparse_ortho._checked_data import check_batches, warn_of_equal_rows
-from keras_sparse_ortho._checks import check_density, other_keywords
+from keras_sparse_ortho._checks import as_text, check_density, other_keywords
 from keras_sparse_ortho._data import Batch, first_batches
 from keras_sparse_ortho._foreign_names import for_value
 from keras_sparse_ortho.errors import NotPrunableError
@@ -212,8 +213,14 @@ def as_score(score: object) -> Score:
     if isinstance(score, str) and score in SCORES:
         return SCORES[score]
     names = ", ".join(f'"{name}"' for name in sorted(SCORES))
+    hint = for_value("score", score)
+    if inspect.isfunction(score):
+        hint = (
+            " Make a function a subclass of saliency.ModelScore, whose `scores` calls it, with "
+            "saliency.register_score."
+        )
     raise ValueError(
-        f"`score` must be one of {names}.{for_value('score', score)} Received: score={score!r}"
+        f"`score` must be one of {names}.{hint} Received: score={as_text(score)}"
     )
 
 

@@ -109,7 +109,7 @@ class Examples:
                 "These rows cannot tell a good file from a bad one: the model scores no better on "
                 "them than with its outputs in another order. Check that labels belong to their "
                 "rows, and give rows like those of training, with all answers among them. "
-                f"Received: {self.judge.name} {self.judge.dense.mean:.4f} on {self.count} held rows"
+                f"Received: {self.judge.name} {self.judge.dense.mean:.4f} on {self.count} rows"
             )
 
     def took(self, seconds: float, training: dict[str, Any]) -> None:

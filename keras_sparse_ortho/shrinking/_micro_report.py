@@ -23,7 +23,7 @@ _NAME_WIDTH = 42
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class MicroReport(ShrinkReport):
-    """The trials of `shrink(target="micro")`, and the taken one; print it.
+    """The trials of `shrink(target="micro")`, and the written one; print it.
 
     Attributes:
         device: Microcontroller. The limits; other attributes are those of `ShrinkReport`.
@@ -66,7 +66,7 @@ class MicroReport(ShrinkReport):
             return (*self._words_without_a_file(self._files), *self._operators)
         assert self.taken.micro is not None
         words = [
-            f"Taken: {self.taken.name}: the least loss within the limits.",
+            f"Written: {self.taken.name}, with the least loss within the limits.",
             *self._words_on_outputs(self.taken),
         ]
         for name, limit in self.device.limits.items():

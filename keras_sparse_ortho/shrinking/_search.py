@@ -51,6 +51,7 @@ _FIRST_SHARE = 0.5  # of the cost of the dense network
 _LEAST_SHARE = 0.02
 _TABLE_SHARE = 0.5  # of the time that is left, for the table of widths
 _NEAR_ENOUGH = 0.08  # between a share that is good and one that is not, relative to the first
+_LONGEST_REASON = 100  # characters of a reason in the table
 _COMPARED = 16  # examples, one by one in Keras with a file
 _BATCH = 64
 _PASSES = 3
@@ -194,7 +195,7 @@ class Search:
             if share <= _LEAST_SHARE:
                 break
             if self._is_late():
-                self.untried.append(f"{share:.2f} of the widths' cost")
+                self.untried.append(f"a network of {share:.2f} of the cost")
                 break
             try:
                 choice = table.search(share, cost=cost)
@@ -609,7 +610,10 @@ def _in_4_bits(model: keras.Model) -> keras.Model:
 
 
 def shortly(error: Exception) -> str:
-    """The first sentence of an error, and what it has received."""
+    """The first sentence of an error and the value in it; of a failed conversion its cause."""
     rule, _, received = str(error).partition("Received: ")
+    _, _, cause = received.partition("Error: ")
+    if isinstance(error, ExportConversionError) and cause:
+        return cause[:_LONGEST_REASON].strip()
     sentence = rule.partition(". ")[0] or type(error).__name__
-    return f"{sentence} {received[:100]}".strip()
+    return f"{sentence} {received[:_LONGEST_REASON]}".strip()

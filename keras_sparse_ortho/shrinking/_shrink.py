@@ -80,7 +80,7 @@ def shrink(
     by the explained variance. The last layers and the compiled loss say which are classes.
 
     With `target="micro"` files are static int8 with int8 ends, for LiteRT Micro, and the limits are
-    those of the device. The file of least loss within them is taken:
+    those of the device. It writes the file of least loss within them:
 
         flash = bytes of the array of `c_array`  [+ decode_code if zeros are packed] <= max_flash,
         arena = what tflite-micro reports for it                                     <= max_ram

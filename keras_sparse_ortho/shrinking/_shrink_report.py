@@ -135,7 +135,11 @@ class Trial(Answering):
 
 def _times(ratio: float) -> str:
     """A ratio in words, such as "2.5 times"."""
-    return f"{ratio:.0f} times" if ratio >= 10 else f"{ratio:.2g} times"
+    if ratio >= 10:
+        return f"{ratio:.0f} times"
+    if 0.95 <= ratio < 1.05:
+        return f"{ratio:.3g} times"  # not "1 times as long"
+    return f"{ratio:.2g} times"
 
 
 def frontier_of(trials: Sequence[Trial]) -> tuple[Trial, ...]:
@@ -151,7 +155,7 @@ def frontier_of(trials: Sequence[Trial]) -> tuple[Trial, ...]:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class ShrinkReport(Answering):
-    """The trials of a call, and the taken one; print it.
+    """The trials of a call, and the written one; print it.
 
     Attributes:
         path: The file.
@@ -259,8 +263,9 @@ class ShrinkReport(Answering):
     def _words_on_outputs(self, taken: Trial) -> list[str]:
         """The loss, of each output if there are several."""
         if len(taken.outputs) <= 1:
-            points = f"{100 * taken.lost:.2f} points of {self.measure}"
-            return [f"On {self.rows} examples held out it loses {points}."]
+            verb = "gains" if taken.lost < 0 else "loses"
+            points = f"{100 * abs(taken.lost):.2f} points of {self.measure}"
+            return [f"On {self.rows} examples held out it {verb} {points}."]
         words = [
             f"On {self.rows} examples held out it loses, with the standard error,"
         ]
@@ -274,6 +279,8 @@ class ShrinkReport(Answering):
 
     def _words_on_rivals(self, taken: Trial, files: list[Trial]) -> list[str]:
         if taken.name == "dense":
+            if all(trial.name.startswith("dense") for trial in files):
+                return ["No smaller network could be tried."]
             return ["No smaller network within the limits was found."]
         rivals = [
             trial
@@ -420,6 +427,6 @@ class ShrinkReport(Answering):
         ax.set(
             xscale="log",
             xlabel="bytes",
-            ylabel=f"{self.measure} on {self.rows} held rows",
+            ylabel=f"{self.measure} on {self.rows} examples held out",
         )
         return ax

@@ -35,6 +35,7 @@ def test_text_and_pictures_are_in_the_file(network, rows, tmp_path):
     analysis.write_html(page, reports, title="R & D")
     text = page.read_text()
     assert text.count("<img") == 2
+    assert 'alt=""' not in text
     assert text.count("<pre>") == 3
     assert "<title>R &amp; D</title>" in text
     assert "down/kernel" in text

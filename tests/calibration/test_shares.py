@@ -153,6 +153,8 @@ def test_sensitivity_is_a_budget_with_gains_and_prints_and_draws():
     lines = table.plot().axes[0].lines
     assert [line.get_label() for line in lines] == [*table.errors]
     assert sorted(measured) == [*lines[0].get_xdata()]
+    marks = [mark.get_text() for mark in lines[0].axes.get_xticklabels()]
+    assert marks == [f"{density:g}" for density in sorted(measured)]
     # Gains count: what a layer loses that nothing is left of costs nothing.
     free = dataclasses.replace(table, gains=table.gains | {"wide/kernel": 0.0})
     live = {

@@ -216,7 +216,7 @@ def test_only_dense_layers_have_kernels_of_4_bits(tmp_path):
         [keras.Input(rows.shape[1:]), layers.Conv2D(16, 3)]
     )
     with pytest.raises(
-        ExportConversionError, match="no weight of a Dense layer that fits"
+        ExportConversionError, match="no Dense kernel that can be stored"
     ):
         export_litert(convolution, tmp_path / "m.tflite", **options)
 
@@ -225,7 +225,7 @@ def test_inputs_and_outputs_of_integers(all_routes, tmp_path):
     model, data, want, *_ = all_routes
     ends = {"inference_input_type": "uint8", "inference_output_type": "int8"}
     with pytest.raises(
-        ValueError, match=r"with a mode of static integers.*mode='dynamic_int8'"
+        ValueError, match=r"with a static integer mode.*mode='dynamic_int8'"
     ):
         export_litert(model, tmp_path / "m.tflite", mode="dynamic_int8", **ends)
     options = ends | {"mode": "int8", "representative_data": data}

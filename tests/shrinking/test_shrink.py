@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import pytest
 
-from keras_sparse_ortho.errors import ShrinkError
+from keras_sparse_ortho.errors import ExportConversionError, ShrinkError
 from keras_sparse_ortho.export import load_litert
 from keras_sparse_ortho.models import OutputKind
 from keras_sparse_ortho.shrinking import (
@@ -19,6 +19,7 @@ from keras_sparse_ortho.shrinking import (
     Search,
     ShrinkReport,
     Trial,
+    _search,
     chosen,
     closeness,
     same_class,
@@ -743,3 +744,35 @@ def test_rows_are_checked_before_any_file_is_made(model, tmp_path, monkeypatch):
             pytest.raises(AssertionError),
         ):
             shrink(model, data, path, minutes=0)
+
+
+@pytest.mark.tensorflow_only
+def test_a_failed_conversion_is_listed_with_its_cause():
+    cause = "the model has no Dense kernel that can be stored in 4 bits"
+    error = ExportConversionError(
+        f"The LiteRT converter failed on model 'a' by route 'b'. Received: ValueError: {cause}"
+    )
+    assert _search.shortly(error) == cause
+    assert _search.shortly(ValueError("`x` is 1. Received: 2")) == "`x` is 1 2"
+
+
+def test_a_dense_file_is_written_for_one_of_two_reasons():
+    dense, narrow = trial("dense", 300, 0.01), trial("narrowed to 0.5", 90, 0.0)
+    narrow = dataclasses.replace(narrow, lost=0.2)
+    options = {"measure": "accuracy", "rows": 99, "dense": Score(1, 1, 1)}
+    report = ShrinkReport("m", dense, (dense,), max_drop=0.01, **options)
+    assert "No smaller network could be tried." in report.words
+    report = dataclasses.replace(report, trials=(dense, narrow))
+    assert "No smaller network within the limits was found." in report.words
+
+
+def test_losses_below_zero_are_gains_and_ratios_near_one_have_figures():
+    dense, small = trial("dense", 300, 0.0101), trial("narrowed", 90, 0.01)
+    options = {"measure": "accuracy", "rows": 99, "dense": Score(1, 1, 1)}
+    small = dataclasses.replace(small, lost=-0.003)
+    report = ShrinkReport("m", small, (dense, small), max_drop=0.01, **options)
+    assert (
+        "On 99 examples held out it gains 0.30 points of accuracy."
+        in report.words
+    )
+    assert any("takes 1.01 times as long" in words for words in report.words)

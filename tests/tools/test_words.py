@@ -17,6 +17,7 @@ FOUND = {
     "the verb comes last, or is missing": "Not on blocks, SimpleRNN.",
     "a paraphrase": "Thresholds come about in training.",
     "a number without its zero": "Half of the weights stay at .5 here.",
+    "a phrase that readers stumbled over": "Callbacks that log go behind.",
     "an old word": "The masks are drawn anew.",
 }
 CLEAN = "Masked entries get no gradient. What do they cost? Kernels that do not fit stay dense."
