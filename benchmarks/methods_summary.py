@@ -41,6 +41,19 @@ RIVALS = dict.fromkeys(CANDIDATES, "gmp") | {
 """The rival that the methods of `methods_table.py` must beat."""
 
 
+MIRRORED = {
+    "dense_mirrored": ("dense_orthogonal", "dense_he"),
+    "eoi_mirrored": (
+        "sao_relu",
+        "eoi_erk",
+        "base_scaled",
+        "dense_orthogonal",
+        "dense_mirrored",
+    ),
+}
+"""Whom each start in the mirrored form is shown beside."""
+
+
 # --- runs -----------------------------------------------------------------------------------------
 
 
@@ -363,6 +376,66 @@ def candidates(runs: list[Run]) -> str:
     return f"\nTried, and built only where it wins:\n\n{markdown(header, rows)}"
 
 
+def mirrored(runs: list[Run]) -> str:
+    """Mirrored starts beside their rivals, which are dense or have the same density."""
+    by_row: dict[tuple[str, float | None], list[Run]] = {}
+    for run in runs:
+        by_row.setdefault(_row(run), []).append(run)
+    rows = []
+    for method, density in sorted(by_row, key=str):
+        for rival in MIRRORED.get(method, ()):
+            where = rival, (None if rival in DENSE else density)
+            accuracies = column(by_row[method, density], "accuracy")
+            theirs = column(by_row.get(where, []), "accuracy")
+            if theirs:
+                seeds = f"{len(accuracies)} and {len(theirs)}"
+                shown = "1" if density is None else f"{density}"
+                compared = beside(accuracies, theirs)
+                rows.append([shown, method, rival, *compared, seeds])
+    if not rows:
+        return ""
+    header = ["density", "mirrored", "against", "points ahead", "p", "verdict"]
+    body = markdown([*header, "seeds of both"], rows)
+    return f"\nMirrored kernels beside their rivals:\n\n{body}"
+
+
+def _row(run: Run) -> tuple[str, float | None]:
+    """Method and density."""
+    _, _, method, density, *_ = identity(run)
+    return method, density
+
+
+def untuned(runs: list[Run], lines: list[Run], used: Run) -> str:
+    """The validation accuracies of all rows at the one rate that nobody has tuned.
+
+    They come from the runs that choose the learning rates, and so cost none.
+    """
+    rate = used["learning_rate"]
+    columns: dict[str, Run] = {}
+    for run in runs:
+        method, density = _row(run)
+        at_rate = tried(lines, run).get(rate)
+        if at_rate:
+            shown = "1" if density is None else f"{density}"
+            columns.setdefault(shown, {})[method] = list(at_rate.values())
+    if not columns:
+        return ""
+    shown_densities = sorted(columns, key=float, reverse=True)
+    rows = []
+    for method in METHODS_SHOWN:
+        cells = [columns[name].get(method, []) for name in shown_densities]
+        if any(cells):
+            texts = [percent(cell) if cell else "-" for cell in cells]
+            counts = sorted({len(cell) for cell in cells if cell})
+            seeds = " or ".join(f"{count}" for count in counts)
+            rows.append([method, *texts, seeds])
+    body = markdown(["method", *shown_densities, "seeds"], rows)
+    return (
+        f"\nUntuned: all rows at the learning rate {rate:g}, accuracy on the "
+        f"validation split [%], by density:\n\n{body}"
+    )
+
+
 ABOUT_KEYS = (
     *(
         "dataset",
@@ -448,7 +521,10 @@ def summarize(
             table(members, timed, lines, used)
             + combinations(members)
             + candidates(members)
+            + mirrored(members)
         )
+        if "activation" in used:
+            text += untuned(members, lines, used)
         if timed:
             text += f"\nThe dense network against itself: {timed['dense again']:.2f}.\n"
     return text
