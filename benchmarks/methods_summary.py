@@ -13,6 +13,7 @@ from networks import NETWORKS, settings
 from record import (
     column,
     groups,
+    last_of_each,
     machine,
     markdown,
     mean_and_deviation,
@@ -26,6 +27,7 @@ CHOOSING = 2
 CHANCE = 0.12
 """Up to this validation accuracy a network of ten classes has learnt nothing, at any rate."""
 TIMES = "methods_time.json"
+BUSY = "faster_ratios.jsonl"
 RIVAL = "base_erk"
 LEVEL = 0.05
 SHAPES = {
@@ -614,8 +616,27 @@ def faster_table(
     return markdown(header, rows)
 
 
+def ratio_table(ratios: list[Run], net: str) -> str:
+    """CPU times of a step against dense, all in turn in one process; nothing without any."""
+    rows = []
+    members = [line for line in ratios if line["net"] == net]
+    by_method = last_of_each(members, "density", "method")
+    for (density, method), line in by_method.items():
+        shown = "1" if method.removesuffix(" again") in DENSE else f"{density}"
+        ratio = f"{line['cpu_ratio']:.2f}"
+        load = f"{line['load']:.0f}"
+        rows.append([shown, method, ratio, line["backend"], load])
+    if not rows:
+        return ""
+    header = ["density", "method", "CPU time of a step", "backend", "load"]
+    return f"\nIn turn, in one process of a busy machine, dense = 1:\n\n{markdown(header, rows)}"
+
+
 def summarize_faster(
-    lines: list[Run], known: Mapping[str, Run], times: Mapping[str, Run]
+    lines: list[Run],
+    known: Mapping[str, Run],
+    times: Mapping[str, Run],
+    ratios: list[Run],
 ) -> str:
     """The page of `faster`.
 
@@ -623,6 +644,7 @@ def summarize_faster(
         lines: All of its lines.
         known: The settings of its networks.
         times: Seconds of a step, by network, density and method.
+        ratios: CPU times of a step against dense, by the same.
     """
     runs = list(latest(lines).values())
     text = (
@@ -657,4 +679,5 @@ def summarize_faster(
             for method, step in steps.items()
         }
         text += faster_table(members, lines, seconds)
+        text += ratio_table(ratios, net)
     return text
