@@ -37,6 +37,7 @@ import keras
 import methods_summary
 import numpy as np
 from methods_summary import (
+    BUSY,
     CHANCE,
     CHOOSING,
     TIMES,
@@ -47,7 +48,7 @@ from methods_summary import (
 )
 from methods_table import METHODS, beside_kernels, narrowed
 from networks import NETWORKS, settings
-from record import RESULTS, append
+from record import RESULTS, append, finished
 from runner import Measurement, Run, Setting, grid, main, say_left
 from training import (
     Dataset,
@@ -550,8 +551,9 @@ class Faster(Comparison):
     def report(self, lines: list[Run]) -> str:
         file = self.file.with_name(TIMES)
         times = json.loads(file.read_text()) if file.exists() else {}
+        ratios = finished(self.file.with_name(BUSY))
         return methods_summary.summarize_faster(
-            lines, settings("faster"), times
+            lines, settings("faster"), times, ratios
         )
 
 
@@ -563,11 +565,12 @@ WARM_UP = 2  # turns: the second compiles what only comes once masks have moved
 
 
 class Turn(keras.callbacks.Callback):
-    """Ends training after one epoch, and records its seconds."""
+    """Ends training after one epoch, and records its seconds, and those of the processor."""
 
     def __init__(self) -> None:
         super().__init__()
         self.seconds: list[float] = []
+        self.cpu: list[float] = []
 
     def on_train_batch_begin(
         self, batch: int, logs: dict | None = None
@@ -575,10 +578,12 @@ class Turn(keras.callbacks.Callback):
         """Starts the clock: the setup of an epoch sometimes waits for half a second."""
         if batch == 0:
             self._start = time.perf_counter()
+            self._worked = time.process_time()
 
     def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
         """Stops."""
         self.seconds.append(time.perf_counter() - self._start)
+        self.cpu.append(time.process_time() - self._worked)
         self.model.stop_training = True
 
 
@@ -623,8 +628,8 @@ def turns(
     options: Run,
     rounds: int,
     methods: Iterable[str],
-) -> dict[str, float]:
-    """Median seconds of a turn of each method, and of the dense network once more."""
+) -> dict[str, tuple[float, float]]:
+    """Median wall-clock and CPU seconds of a turn of each method, and of dense once more."""
     cases: dict[str, Case] = {}
     for name in (*methods, "dense again"):
         try:
@@ -636,10 +641,12 @@ def turns(
     for _ in range(WARM_UP + rounds):
         for case in cases.values():
             case()
-    return {
-        name: statistics.median(case.turn.seconds[WARM_UP:])
-        for name, case in cases.items()
-    }
+    medians = {}
+    for name, case in cases.items():
+        wall = statistics.median(case.turn.seconds[WARM_UP:])
+        cpu = statistics.median(case.turn.cpu[WARM_UP:])
+        medians[name] = wall, cpu
+    return medians
 
 
 class TimeOfTraining(Measurement):
@@ -653,7 +660,8 @@ class TimeOfTraining(Measurement):
     frequent as in a run; compilation and the setup of an epoch are excluded. The ratios of the
     medians, and seconds of a step of the networks of `faster`, go to
     `results/methods_time.json`, for the tables of `methods` and `faster`. `eoi_str` needs the
-    budget of a finished run of `str`.
+    budget of a finished run of `str`. With `--busy`, on a machine with other work, only ratios of
+    CPU times are written, to a table of their own on the page of `faster`.
     """
 
     settings = {
@@ -664,6 +672,7 @@ class TimeOfTraining(Measurement):
         "density": Setting(0.05),
         "rounds": Setting(11, quick=2),
         "jit": Setting(True, "compile with XLA"),
+        "busy": Setting(False, "write ratios of CPU times only"),
         "methods": Setting(
             [*METHODS], choices=METHODS, quick=["dense", "base_erk", "gmp"]
         ),
@@ -675,9 +684,13 @@ class TimeOfTraining(Measurement):
         options = dict(settings(given.settings)[given.net])
         options |= {"jit": given.jit, "budgets": RESULTS / BUDGETS}
         data = load(options["dataset"])
-        seconds = turns(
+        medians = turns(
             given.net, given.density, data, options, given.rounds, given.methods
         )
+        if given.busy:
+            self.add_ratios(medians)
+            return
+        seconds = {name: wall for name, (wall, _) in medians.items()}
         ratios = {
             name: value / seconds["dense"] for name, value in seconds.items()
         }
@@ -693,6 +706,21 @@ class TimeOfTraining(Measurement):
             times.setdefault(given.net, {})[f"{given.density:g}"] = of_step
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(times, indent=1) + "\n")
+
+    def add_ratios(self, medians: dict[str, tuple[float, float]]) -> None:
+        """Writes the CPU time of each method, relative to the dense network's."""
+        _, base = medians["dense"]
+        for name, (_, cpu) in medians.items():
+            line = {
+                "net": self.given.net,
+                "density": self.given.density,
+                "method": name,
+                "cpu_ratio": cpu / base,
+                "backend": keras.backend.backend(),
+                "load": os.getloadavg()[0],
+            }
+            append(RESULTS / BUSY, line)
+            print(line, flush=True)
 
 
 if __name__ == "__main__":

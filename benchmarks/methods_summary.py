@@ -13,6 +13,7 @@ from networks import NETWORKS, settings
 from record import (
     column,
     groups,
+    last_of_each,
     machine,
     markdown,
     mean_and_deviation,
@@ -26,6 +27,7 @@ CHOOSING = 2
 CHANCE = 0.12
 """Up to this validation accuracy a network of ten classes has learnt nothing, at any rate."""
 TIMES = "methods_time.json"
+BUSY = "faster_ratios.jsonl"
 RIVAL = "base_erk"
 LEVEL = 0.05
 SHAPES = {
@@ -39,6 +41,19 @@ RIVALS = dict.fromkeys(CANDIDATES, "gmp") | {
     "eoi_positive": "eoi_auto",
 }
 """The rival that the methods of `methods_table.py` must beat."""
+
+
+MIRRORED = {
+    "dense_mirrored": ("dense_orthogonal", "dense_he"),
+    "eoi_mirrored": (
+        "sao_relu",
+        "eoi_erk",
+        "base_scaled",
+        "dense_orthogonal",
+        "dense_mirrored",
+    ),
+}
+"""Whom each start in the mirrored form is shown beside."""
 
 
 # --- runs -----------------------------------------------------------------------------------------
@@ -363,6 +378,66 @@ def candidates(runs: list[Run]) -> str:
     return f"\nTried, and built only where it wins:\n\n{markdown(header, rows)}"
 
 
+def mirrored(runs: list[Run]) -> str:
+    """Mirrored starts beside their rivals, which are dense or have the same density."""
+    by_row: dict[tuple[str, float | None], list[Run]] = {}
+    for run in runs:
+        by_row.setdefault(_row(run), []).append(run)
+    rows = []
+    for method, density in sorted(by_row, key=str):
+        for rival in MIRRORED.get(method, ()):
+            where = rival, (None if rival in DENSE else density)
+            accuracies = column(by_row[method, density], "accuracy")
+            theirs = column(by_row.get(where, []), "accuracy")
+            if theirs:
+                seeds = f"{len(accuracies)} and {len(theirs)}"
+                shown = "1" if density is None else f"{density}"
+                compared = beside(accuracies, theirs)
+                rows.append([shown, method, rival, *compared, seeds])
+    if not rows:
+        return ""
+    header = ["density", "mirrored", "against", "points ahead", "p", "verdict"]
+    body = markdown([*header, "seeds of both"], rows)
+    return f"\nMirrored kernels beside their rivals:\n\n{body}"
+
+
+def _row(run: Run) -> tuple[str, float | None]:
+    """Method and density."""
+    _, _, method, density, *_ = identity(run)
+    return method, density
+
+
+def untuned(runs: list[Run], lines: list[Run], used: Run) -> str:
+    """The validation accuracies of all rows at the one rate that nobody has tuned.
+
+    They come from the runs that choose the learning rates, and so cost none.
+    """
+    rate = used["learning_rate"]
+    columns: dict[str, Run] = {}
+    for run in runs:
+        method, density = _row(run)
+        at_rate = tried(lines, run).get(rate)
+        if at_rate:
+            shown = "1" if density is None else f"{density}"
+            columns.setdefault(shown, {})[method] = list(at_rate.values())
+    if not columns:
+        return ""
+    shown_densities = sorted(columns, key=float, reverse=True)
+    rows = []
+    for method in METHODS_SHOWN:
+        cells = [columns[name].get(method, []) for name in shown_densities]
+        if any(cells):
+            texts = [percent(cell) if cell else "-" for cell in cells]
+            counts = sorted({len(cell) for cell in cells if cell})
+            seeds = " or ".join(f"{count}" for count in counts)
+            rows.append([method, *texts, seeds])
+    body = markdown(["method", *shown_densities, "seeds"], rows)
+    return (
+        f"\nUntuned: all rows at the learning rate {rate:g}, accuracy on the "
+        f"validation split [%], by density:\n\n{body}"
+    )
+
+
 ABOUT_KEYS = (
     *(
         "dataset",
@@ -448,7 +523,10 @@ def summarize(
             table(members, timed, lines, used)
             + combinations(members)
             + candidates(members)
+            + mirrored(members)
         )
+        if "activation" in used:
+            text += untuned(members, lines, used)
         if timed:
             text += f"\nThe dense network against itself: {timed['dense again']:.2f}.\n"
     return text
@@ -538,8 +616,27 @@ def faster_table(
     return markdown(header, rows)
 
 
+def ratio_table(ratios: list[Run], net: str) -> str:
+    """CPU times of a step against dense, all in turn in one process; nothing without any."""
+    rows = []
+    members = [line for line in ratios if line["net"] == net]
+    by_method = last_of_each(members, "density", "method")
+    for (density, method), line in by_method.items():
+        shown = "1" if method.removesuffix(" again") in DENSE else f"{density}"
+        ratio = f"{line['cpu_ratio']:.2f}"
+        load = f"{line['load']:.0f}"
+        rows.append([shown, method, ratio, line["backend"], load])
+    if not rows:
+        return ""
+    header = ["density", "method", "CPU time of a step", "backend", "load"]
+    return f"\nIn turn, in one process of a busy machine, dense = 1:\n\n{markdown(header, rows)}"
+
+
 def summarize_faster(
-    lines: list[Run], known: Mapping[str, Run], times: Mapping[str, Run]
+    lines: list[Run],
+    known: Mapping[str, Run],
+    times: Mapping[str, Run],
+    ratios: list[Run],
 ) -> str:
     """The page of `faster`.
 
@@ -547,6 +644,7 @@ def summarize_faster(
         lines: All of its lines.
         known: The settings of its networks.
         times: Seconds of a step, by network, density and method.
+        ratios: CPU times of a step against dense, by the same.
     """
     runs = list(latest(lines).values())
     text = (
@@ -581,4 +679,5 @@ def summarize_faster(
             for method, step in steps.items()
         }
         text += faster_table(members, lines, seconds)
+        text += ratio_table(ratios, net)
     return text

@@ -81,7 +81,10 @@ def narrowed(
     density: float,
     shallow: bool,
 ) -> Any:
-    """The network of the largest width whose kernels have at most `density` of the entries."""
+    """The network of the largest width whose kernels have at most `density` of the entries.
+
+    Where the options `include` some kernels only, as many as these would leave live.
+    """
     depths = {
         name: 1 for name in ("depth", "blocks") if shallow and name in options
     }
@@ -105,7 +108,14 @@ def narrowed(
     def entries(model: Any) -> int:
         return sum(weight.size for weight in kso.prunable_weights(model))
 
-    most = live_count(density, entries(build(options)))
+    whole = build(options)
+    sparse_names = options.get("include")
+    if sparse_names:
+        chosen = kso.budgets.uniform(whole, 1.0, include=sparse_names)
+        size = sum(chosen.sizes.values())
+        most = entries(whole) - size + live_count(density, size)
+    else:
+        most = live_count(density, entries(whole))
     low, high = 0.0, 8.0 if shallow else 1.0
     for _ in range(12):
         middle = (low + high) / 2

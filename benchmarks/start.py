@@ -4,6 +4,7 @@ python benchmarks/start.py NAME [options]
 """
 
 import bisect
+import functools
 import itertools
 import os
 import pathlib
@@ -16,7 +17,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-if {"initializers", "spectrum"} & {*sys.argv}:
+if {"drawing", "initializers", "spectrum"} & {*sys.argv}:
     # Otherwise BLAS threads that wait for each other on a shared machine dominate the time.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
@@ -32,10 +33,19 @@ from record import (
     matching,
     sentences,
 )
-from runner import Measurement, Run, Setting, grid, interleaved, main
+from runner import (
+    Measurement,
+    Run,
+    Setting,
+    grid,
+    interleaved,
+    main,
+    wall_and_cpu,
+)
 from training import crossentropy
 
 from keras_sparse_ortho import budgets, prunable_weights, saliency, sparsify
+from keras_sparse_ortho._gathers import divisor_near
 from keras_sparse_ortho.analysis import critical_gain, jacobian_singular_values
 from keras_sparse_ortho.initializers import (
     ApproximateIsometry,
@@ -514,6 +524,91 @@ def drawn_by_all(width: int) -> Iterator[Run]:
             "seconds": times[name],
         }
         yield line | {"isometry": error_of(kernel)}
+
+
+# --- drawing --------------------------------------------------------------------------------------
+
+FEW = 10  # iterations of AI, of which 100 take ten times as long
+
+
+class Drawing(Measurement):
+    """Time to draw a kernel and its mask over width and density: EOI, mirrored EOI, SAO and AI.
+
+        export KERAS_BACKEND=tensorflow OPENBLAS_NUM_THREADS=1
+        python benchmarks/start.py drawing
+
+    SAO has the degree nearest to the density. AI, which takes ten iterations here and once, is
+    left out of the widest kernels.
+    """
+
+    page = lines = "drawing"
+    settings = {
+        "widths": Setting([512, 1024, 2048, 4096], quick=[64, 128]),
+        "densities": Setting([0.125, 0.05]),
+        "widest_of_ai": Setting(2048, quick=128),
+        "rounds": Setting(5, quick=2),
+    }
+
+    def runs(self) -> list[Run]:
+        return grid(width=self.given.widths, density=self.given.densities)
+
+    def run(self, which: Run) -> Iterator[Run]:
+        """CPU and wall-clock seconds of each start."""
+        width, density = which["width"], which["density"]
+        shape = width, width
+        starts = drawn_starts(width, density)
+        calls: dict[str, Callable[[], Any]] = {
+            name: functools.partial(start.sample, shape)
+            for name, start in starts.items()
+        }
+        times = wall_and_cpu(calls, self.given.rounds)
+        if width <= self.given.widest_of_ai:
+            slow = ApproximateIsometry(density, seed=1, max_iterations=FEW)
+            name = f"AI, {FEW} iterations"
+            starts[name] = slow
+            once = {name: functools.partial(slow.sample, shape)}
+            times |= wall_and_cpu(once, rounds=1, warm_up=0)
+        for name, (wall, cpu) in times.items():
+            _, mask = starts[name].sample(shape)
+            live = float(mask.mean())
+            yield {"start": name, "live": live, "wall": wall, "cpu": cpu}
+
+    def report(self, lines: list[Run]) -> str:
+        about = sentences(
+            f"""
+            {machine()}, {os.environ["OPENBLAS_NUM_THREADS"]} BLAS thread(s). Square float32
+            kernels; CPU milliseconds on a machine with other work, medians of
+            {self.given.rounds} interleaved draws of kernel and mask (AI: of one). The ratio is to
+            EOI. SAO has the possible density that is nearest.
+            """
+        )
+        rows = []
+        for (width, density), members in groups(
+            lines, "width", "density"
+        ).items():
+            by_start = {line["start"]: line for line in members}
+            base = by_start["EOI"]["cpu"]
+            for name, line in by_start.items():
+                cells = [f"{width}", f"{density}", name, f"{line['live']:.4f}"]
+                cells.append(f"{1e3 * line['cpu']:.1f}")
+                rows.append([*cells, f"{line['cpu'] / base:.2f}"])
+        header = ["width", "density", "start", "reached", "CPU time [ms]"]
+        return (
+            "# Time to draw a kernel, over width and density\n\n"
+            + about
+            + markdown([*header, "ratio"], rows)
+        )
+
+
+def drawn_starts(width: int, density: float) -> dict[str, Any]:
+    """The starts of one width and density, by name."""
+    degree = divisor_near(width, density * width)
+    return {
+        "EOI": ExactOrthogonal(density, seed=1),
+        "EOI, mirrored": ExactOrthogonal(density, seed=1, mirrored=True),
+        "SAO": RamanujanOrthogonal(degree, seed=1),
+        "random mask": RandomSparse(density, "glorot_uniform", seed=1),
+    }
 
 
 # --- scores ---------------------------------------------------------------------------------------
@@ -1272,4 +1367,4 @@ def compare(
 
 
 if __name__ == "__main__":
-    main(Orthogonal, Initializers, Scores, Kso, Spectrum)
+    main(Orthogonal, Initializers, Drawing, Scores, Kso, Spectrum)

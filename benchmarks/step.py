@@ -7,13 +7,14 @@ import functools
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import keras
 import numpy as np
+from methods_summary import beside, percent
 from networks import (
     cnn,
     deep_mlp,
@@ -24,7 +25,7 @@ from networks import (
     stacked_mlp,
 )
 from one_shot import dense_cnn
-from record import last_of_each, machine, markdown, sentences
+from record import column, groups, last_of_each, machine, markdown, sentences
 from runner import (
     Measurement,
     Run,
@@ -356,12 +357,14 @@ def some_steps(model: keras.Model, x: np.ndarray, y: np.ndarray) -> None:
 SHAPE = (28, 28, 1)
 
 
-def lstm() -> keras.Model:
-    """The rows of a picture, one after the other."""
-    layers = [
-        L.LSTM(128, return_sequences=True, name="lower"),
-        L.LSTM(128, name="upper"),
-    ]
+def lstm(units: int, rank: int | None = None) -> keras.Model:
+    """The rows of a picture, one after the other; with a rank, a thin layer before each cell."""
+    layers: list[keras.Layer] = []
+    for name in ("lower", "upper"):
+        if rank is not None:
+            layers.append(L.Dense(rank, use_bias=False, name=f"{name}_thin"))
+        sequences = name == "lower"
+        layers.append(L.LSTM(units, return_sequences=sequences, name=name))
     return keras.Sequential(
         [
             keras.Input(SHAPE),
@@ -372,16 +375,57 @@ def lstm() -> keras.Model:
     )
 
 
-BUILD: dict[str, Callable[[], keras.Model]] = {
-    "CNN 32-64-64-128": lambda: cnn(SHAPE, 10, {"filters": (32, 64, 64, 128)}),
-    "ResNet-20 8-16-32": lambda: resnet(
-        SHAPE, 10, {"filters": (8, 16, 32), "blocks": 3}
+def thin_mlp(rank: int) -> keras.Model:
+    """The MLP, whose kernels are products of two matrices."""
+    layers: list[keras.Layer] = []
+    for k in range(2):
+        thin = L.Dense(rank, use_bias=False, name=f"hidden_{k}_thin")
+        layers += [thin, L.Dense(512, "relu", name=f"hidden_{k}")]
+    head = L.Dense(10, name="head")
+    return keras.Sequential([keras.Input(SHAPE), L.Flatten(), *layers, head])
+
+
+def shares_of(widths: Sequence[int], share: float) -> list[int]:
+    """The widths times a share, and 1 at least."""
+    return [max(round(width * share), 1) for width in widths]
+
+
+BUILD: dict[str, Callable[[float], keras.Model]] = {
+    "CNN 32-64-64-128": lambda share: cnn(
+        SHAPE, 10, {"filters": shares_of((32, 64, 64, 128), share)}
     ),
-    "MLP 784-512-512-10": lambda: mlp(SHAPE, (512, 512)),
-    "LSTM 128-128": lstm,
+    "ResNet-20 8-16-32": lambda share: resnet(
+        SHAPE, 10, {"filters": shares_of((8, 16, 32), share), "blocks": 3}
+    ),
+    "MLP 784-512-512-10": lambda share: mlp(
+        SHAPE, shares_of((512, 512), share)
+    ),
+    "LSTM 128-128": lambda share: lstm(*shares_of((128,), share)),
 }
+"""The networks, by the share of their widths."""
 RANKS = {"MLP 784-512-512-10": 256, "LSTM 128-128": 128}
 """The ranks that networks of low rank start from; of the others channels are removed."""
+THIN: dict[str, Callable[[int], keras.Model]] = {
+    "MLP 784-512-512-10": thin_mlp,
+    "LSTM 128-128": lambda rank: lstm(128, rank),
+}
+"""The same networks with one rank that is fixed from the start."""
+GRAIN = 256
+"""Steps in which shares of widths are tried."""
+
+
+def largest_below(
+    build: Callable[[int], keras.Model], sizes: range, most: int
+) -> keras.Model:
+    """The network of the largest size that has at most so many parameters."""
+    low, high = sizes.start, sizes.stop
+    while high - low > 1:
+        middle = (low + high) // 2
+        if build(middle).count_params() <= most:
+            low = middle
+        else:
+            high = middle
+    return build(low)
 
 
 class Structures(Measurement):
@@ -392,47 +436,43 @@ class Structures(Measurement):
     Trains briefly on a part of Fashion-MNIST: `ChannelSoftThreshold` under `TargetDensity` on the
     CNN and the ResNet-20 of networks.py, which `remove_channels` then makes small, and
     `LowRankSoftThreshold` on an MLP and an LSTM, which `strip` turns into thin layers. "dense" is
-    the same network without any wrapper, trained the same way; its times are those of the original
-    network.
+    the same network without any wrapper. Its rivals have as many parameters as the converted
+    network: "narrow" has smaller widths, all by one share, and "fixed rank" thin layers of one
+    rank. All are trained in the same way.
     """
 
-    page = "structured"
+    page = lines = "structured"
     settings = {
         "rows": Setting(4096, quick=1024),
         "epochs": Setting(6, quick=1),
         "density": Setting(0.3),
         "networks": Setting([*BUILD], choices=BUILD, quick=[*BUILD][::2]),
+        "seeds": Setting([0, 1, 2], quick=[0]),
     }
 
     def runs(self) -> list[Run]:
-        return grid(network=self.given.networks)
+        return grid(network=self.given.networks, seed=self.given.seeds)
 
     def run(self, which: Run) -> Iterator[Run]:
-        """Dense and parametrized network, trained the same way, and the latter converted."""
+        """Dense, parametrized, converted and rival networks, all trained in the same way."""
         data = load("fashion_mnist")
+        network = which["network"]
         keras.utils.clear_session()
-        keras.utils.set_random_seed(0)
-        dense = BUILD[which["network"]]()
-        rank = RANKS.get(which["network"])
-        # Recurrent kernels have no thin form in Keras.
-        paths = [weight.path for weight in kso.prunable_weights(dense)]
-        exclude = [
-            path
-            for path in paths
-            if path.endswith(("head/kernel", "/recurrent_kernel"))
-        ]
+        keras.utils.set_random_seed(which["seed"])
+        dense = BUILD[network](1.0)
+        wrapped = structured(dense, RANKS.get(network))
         forms = {"strip": kso.strip}
-        if rank is None:
-            thresholds = KINDS.ChannelSoftThreshold(s_init=-4.0)
+        if network not in RANKS:
             forms["remove_channels"] = kso.remove_channels
-        else:
-            thresholds = KINDS.LowRankSoftThreshold(rank, s_init=-4.0)
-        wrapped = kso.parametrize(dense, thresholds, exclude=exclude)
         steering = kso.callbacks.TargetDensity(self.given.density, frequency=20)
         accuracies = {"dense": self.fitted(dense, data)}
         accuracies["wrapped"] = self.fitted(wrapped, data, steering)
         models = {"dense": dense, "wrapped": wrapped}
         models |= {name: form(wrapped) for name, form in forms.items()}
+        most = [*models.values()][-1].count_params()
+        for name, rival in rivals_of(network, most).items():
+            models[name] = rival
+            accuracies[name] = self.fitted(rival, data)
         live = live_structures(wrapped)
         for line in figures_of(models, data):
             if line["model"] in accuracies:
@@ -453,50 +493,32 @@ class Structures(Measurement):
             verbose=0,
             callbacks=[*callbacks],
         )
-        return model.evaluate(
-            data.x_test[:2000], data.y_test[:2000], verbose=0
-        )[1]
+        return model.evaluate(data.x_test, data.y_test, verbose=0)[1]
 
     def report(self, lines: list[Run]) -> str:
         given = self.given
-        rows = []
-        for line in lines:
-            row = [line["network"], line["model"]]
-            wrapped = line["model"] == "wrapped"
-            row += (
-                ["", ""]
-                if wrapped
-                else [f"{line['parameters']}", f"{line['flops'] / 1e6:.3f}"]
-            )
-            row += [
-                f"{1e3 * line[f'seconds_{batch}']:.2f}" for batch in (64, 1)
-            ]
-            row.append(
-                f"{100 * line['accuracy']:.1f}%" if "accuracy" in line else ""
-            )
-            row.append(
-                "" if line["model"] == "dense" else f"{line['difference']:.1e}"
-            )
-            rows.append(row)
         about = sentences(
             f"""
             {machine()}, {keras.backend.backend()}, Keras {keras.__version__}, no XLA.
             Fashion-MNIST, {given.rows} pictures, {given.epochs} epochs of Adam, so accuracies are
-            those of a short run. `ChannelSoftThreshold` (CNN, ResNet), and
-            `LowRankSoftThreshold(rank)` with ranks 256 (MLP) and 128 (LSTM), under
-            `TargetDensity({given.density})`. Latency: medians of 101 interleaved
-            `predict_on_batch`, on a machine with other work. The difference is the largest of the
-            outputs from those of the wrapped model, on 512 pictures.
+            those of a short run: mean and standard deviation over seeds, of all test pictures.
+            `ChannelSoftThreshold` (CNN, ResNet), and `LowRankSoftThreshold(rank)` with ranks 256
+            (MLP) and 128 (LSTM), under `TargetDensity({given.density})`. "narrow" and "fixed rank"
+            are trained dense networks with at most the parameters of the converted one; the
+            wrapped one is compared with them by Student's test. Parameters and multiply-adds are
+            means over seeds. Latency: medians of 101 interleaved `predict_on_batch`, on a machine
+            with other work. The difference is the largest of the outputs from those of the
+            wrapped model, on 512 pictures.
             """
         )
-        header = [
-            "network",
-            "model",
-            "parameters",
-            "million multiply-adds",
-            "ms, batch 64",
+        by_model = groups(lines, "network", "model")
+        rows = [
+            structured_row(network, model, by_model)
+            for network, model in by_model
         ]
-        header += ["ms, batch 1", "accuracy", "difference"]
+        header = ["network", "model", "parameters", "million multiply-adds"]
+        header += ["ms, batch 64", "ms, batch 1", "accuracy", "seeds"]
+        header += ["wrapped ahead by", "p", "difference"]
         text = (
             "# Structured STR: before and after\n\n"
             + about
@@ -506,6 +528,58 @@ class Structures(Measurement):
         for network, line in last_of_each(lines, "network").items():
             text += f"- {network}: {', '.join(line['live'])}\n"
         return text
+
+
+def structured(dense: keras.Model, rank: int | None) -> keras.Model:
+    """The network with thresholds on channels, or on ranks if there is one."""
+    # Recurrent kernels have no thin form in Keras.
+    ends = "head/kernel", "/recurrent_kernel"
+    paths = [weight.path for weight in kso.prunable_weights(dense)]
+    exclude = [path for path in paths if path.endswith(ends)]
+    if rank is None:
+        channels = KINDS.ChannelSoftThreshold(s_init=-4.0)
+        return kso.parametrize(dense, channels, exclude=exclude)
+    ranks = KINDS.LowRankSoftThreshold(rank, s_init=-4.0)
+    return kso.parametrize(dense, ranks, exclude=exclude)
+
+
+def rivals_of(network: str, most: int) -> dict[str, keras.Model]:
+    """Plain networks with at most so many parameters."""
+    shares = range(1, GRAIN + 1)
+    build = BUILD[network]
+    rivals = {"narrow": largest_below(lambda k: build(k / GRAIN), shares, most)}
+    if network in THIN:
+        ranks = range(1, RANKS[network] + 1)
+        rivals["fixed rank"] = largest_below(THIN[network], ranks, most)
+    return rivals
+
+
+def structured_row(
+    network: str, model: str, by_model: Mapping[tuple[str, str], list[Run]]
+) -> list[str]:
+    """A row of the page: one model of a network, over the seeds."""
+    members = by_model[network, model]
+    row = [network, model]
+    if model == "wrapped":
+        row += ["", ""]
+    else:
+        row.append(f"{np.mean(column(members, 'parameters')):.0f}")
+        row.append(f"{np.mean(column(members, 'flops')) / 1e6:.3f}")
+    for batch in (64, 1):
+        seconds = np.median(column(members, f"seconds_{batch}"))
+        row.append(f"{1e3 * seconds:.2f}")
+    trained = [line for line in members if "accuracy" in line]
+    accuracies = column(trained, "accuracy")
+    row.append(percent(accuracies) if trained else "")
+    row.append(f"{len(members)}")
+    if model in ("narrow", "fixed rank"):
+        wrapped = column(by_model[network, "wrapped"], "accuracy")
+        row += beside(wrapped, accuracies)[:2]
+    else:
+        row += ["", ""]
+    converted = model not in ("dense", "narrow", "fixed rank")
+    largest = max(column(members, "difference"))
+    return [*row, f"{largest:.1e}" if converted else ""]
 
 
 def figures_of(models: dict[str, keras.Model], data: Dataset) -> Iterator[Run]:

@@ -258,6 +258,51 @@ def test_budgets_stand_beside_starts(methods_summary):
     assert methods_summary.combinations(runs[:2]) == ""
 
 
+def test_mirrored_starts_stand_beside_their_rivals(methods_summary):
+    options = {"settings": {}}
+    runs = []
+    for method, density, accuracies in (
+        ("dense_orthogonal", 0.1, (0.5, 0.52)),
+        ("dense_mirrored", 0.1, (0.9, 0.91)),
+        ("eoi_mirrored", 0.05, (0.8, 0.82)),
+        ("eoi_erk", 0.05, (0.6, 0.62)),
+        ("eoi_erk", 0.1, (0.1, 0.2)),
+    ):
+        for seed, accuracy in enumerate(accuracies):
+            line = run("net", method, density, seed, options, 0.01, accuracy)
+            runs.append(line)
+    text = methods_summary.mirrored(runs)
+    assert "| 1 | dense_mirrored | dense_orthogonal | +39.50 | <.001 |" in text
+    assert "| 0.05 | eoi_mirrored | eoi_erk | +20.00 | 0.005 | wins |" in text
+    assert "| 0.05 | eoi_mirrored | dense_mirrored | -9.50 |" in text
+    assert text.count("\n| 0.05 |") == 3  # none at another density
+    assert methods_summary.mirrored(runs[:2]) == ""
+
+
+def test_untuned_accuracies_are_those_of_the_split_at_one_rate(methods_summary):
+    options = {"settings": {}}
+    tests = [
+        run("net", "dense", 0.1, 0, options, 0.03, 0.5),
+        run("net", "eoi_erk", 0.1, 0, options, 0.01, 0.6),
+    ]
+    splits = []
+    for method, rate, accuracies in (
+        ("dense", 0.01, (0.2,)),
+        ("dense", 0.03, (0.4,)),
+        ("eoi_erk", 0.01, (0.7, 0.72)),
+    ):
+        for seed, accuracy in enumerate(accuracies):
+            line = run("net", method, 0.1, seed, options, rate, 0.0)
+            line["validation"] = accuracy
+            del line["accuracy"]
+            splits.append(line)
+    used = {"learning_rate": 0.01}
+    text = methods_summary.untuned(tests, splits, used)
+    assert "| dense | 20.00 | - | 1 |" in text
+    assert "| eoi_erk | - | 71.00 +- 1.41 | 2 |" in text
+    assert methods_summary.untuned(tests, [], used) == ""
+
+
 def test_parameters_are_those_that_are_trained(methods, methods_summary):
     used = methods.settings("methods")["cnn"]
     # Normalizations of 120 channels, ten biases of the head.
@@ -274,6 +319,15 @@ def test_parameters_are_those_that_are_trained(methods, methods_summary):
     assert 0.07 * size < kernels <= 0.1 * size
     with pytest.raises(methods.BudgetError, match="shallower"):
         methods.narrowed(made, used, 0.1, True)
+    # Kernels that stay dense count with all of their entries.
+    used = {"width": 64, "depth": 2, "include": ["h0", "h1"]}
+    made = methods.functools.partial(
+        methods.NETWORKS["wide_mlp"], (28, 28, 1), 10
+    )
+    narrow = methods.narrowed(made, used, 0.1, False)
+    kernels = sum(w.size for w in methods.kso.prunable_weights(narrow))
+    most = (784 + 10) * 64 + 819
+    assert 0.95 * most < kernels <= most
 
 
 def test_the_networks_have_the_sizes_of_their_papers(methods):
