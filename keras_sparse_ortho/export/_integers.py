@@ -162,9 +162,7 @@ def integer_plan(
         ranges = {
             name: wide_enough(measured) for name, measured in ranges.items()
         }
-        round_floats(
-            model, trained, ranges, _without_lstms(in_floats, peaks)
-        )
+        round_floats(model, trained, ranges, _without_lstms(in_floats, peaks))
         recipe += _rules_of_ends(ends)
     kernels = integer_kernels(model, kind, _FEW_BITS.get(storage, ()))
     fit_steps(model, ranges, {kernel.name: kernel for kernel in kernels})

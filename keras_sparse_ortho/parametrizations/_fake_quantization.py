@@ -32,8 +32,8 @@ class FakeQuantization:
 
     Args:
         dtype: `"int8"`, `"int4"` or `"ternary"`.
-        per: `"output"` for a scale of each channel, `"kernel"` for one scale, or `"gate"` for one of
-            each of an LSTM's four gates, which lie side by side on the last axis.
+        per: `"output"` for a scale of each channel, `"kernel"` for one scale, or `"gate"` for one
+            of each of an LSTM's four gates, which lie side by side on the last axis.
 
     Limits: ranges are not learnt. The gradient ignores rounding: few bits need a smaller learning
     rate than floats.

@@ -275,7 +275,7 @@ def constants_of_operators(path):
 
 
 @pytest.mark.parametrize("weights", ["int8", slow_case_on_jax("int4")])
-def test_files_have_the_integers_of_training(weights, tmp_path):
+def test_lstms_have_the_integers_of_training(weights, tmp_path):
     model, rows = trained(stacked(), weights)
     path = tmp_path / "m.tflite"
     report = exported(
