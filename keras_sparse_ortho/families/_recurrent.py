@@ -256,12 +256,13 @@ def _conv_lstm_positions(
 
 def _rounding_of_lstm(cell: keras.layers.LSTMCell) -> Rounding:
     """LiteRT's operator for LSTMs has a scale a gate; what it does not compute stays in floats."""
-    is_fused = (
+    if (
         type(cell) is L.LSTMCell
         and cell.activation is keras.activations.tanh
         and cell.recurrent_activation is keras.activations.sigmoid
-    )
-    return "by gate" if is_fused else "floats"
+    ):
+        return "by gate"
+    return "floats"
 
 
 def _layouts(gates: int) -> Layouts:

@@ -70,8 +70,9 @@ class FakeQuantization:
         axes = self._axes(outputs)
 
         def rounded(w: Tensor) -> Tensor:
+            shape = self._gated_shape(w.shape)
             weight = keras.ops.cast(w, "float32")
-            weight = keras.ops.reshape(weight, self._parts(w.shape))
+            weight = keras.ops.reshape(weight, shape)
             if self.dtype == "ternary":
                 quantized = _ternary(weight, axes)
             else:
@@ -98,32 +99,36 @@ class FakeQuantization:
     ) -> tuple[np.ndarray, np.ndarray]:
         """The int8 integers of a weight in NumPy, and the scales, which broadcast to it."""
         value = np.asarray(value, np.float32)
-        parts = value.reshape(self._parts(value.shape))
+        shape = self._gated_shape(value.shape)
+        gated = value.reshape(shape)
         axes = self._axes(outputs)
-        largest = np.max(np.abs(parts), axis=axes, keepdims=True)
+        largest = np.max(np.abs(gated), axis=axes, keepdims=True)
         scale = largest / LEVELS[self.dtype]
         scale = np.where(scale > 0, scale, 1)
         scale = scale.astype(np.float32)
-        integers = np.rint(parts / scale).reshape(value.shape)
+        integers = np.rint(gated / scale)
+        integers = integers.reshape(value.shape)
         if self.per == "gate":
-            units = value.shape[-1] // _GATES
-            scale = np.repeat(scale.reshape(1, _GATES), units, axis=-1)
+            units = shape[-1]
+            scale = scale.reshape(1, _GATES)
+            scale = np.repeat(scale, units, axis=-1)
         return integers.astype(np.int8), scale
 
-    def _parts(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """The shape of a weight in which the axes of `_axes` lie: gates have one of their own."""
+    def _gated_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """The shape of a weight whose axes `_axes` counts: gates have an axis of their own."""
         if self.per != "gate":
             return tuple(shape)
-        *others, columns = shape
+        columns = shape[-1]
         if columns % _GATES:
             raise ValueError(
                 f"A weight with per='gate' must have {_GATES} gates of equal size on its last "
                 f"axis. Received: shape {tuple(shape)}"
             )
-        return (*others, _GATES, columns // _GATES)
+        units = columns // _GATES
+        return (*shape[:-1], _GATES, units)
 
     def _axes(self, outputs: tuple[int, ...]) -> tuple[int, ...]:
-        """The axes of a weight whose entries have one scale, in the shape of `_parts`."""
+        """The axes of a weight whose entries have one scale, in `_gated_shape`."""
         if self.per == "gate":
             return (*range(len(outputs) - 1), len(outputs))
         axes = []
