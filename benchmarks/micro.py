@@ -218,15 +218,17 @@ class Micro(Measurement):
         """Microseconds of a call of every array of a network: the medians of calls in turn."""
         data = dataset(which["network"], which["rows"])
         calls = {}
-        for name in self.given.variants:
-            variant = VARIANTS[name]
-            if variant.tables:
-                continue
-            if variant.limits is None:
-                array = array_of(file_of(which | {"variant": name}), variant)
+        for name, variant in VARIANTS.items():
+            line = which | {"variant": name}
+            if variant.limits is not None:
+                header = header_of_shrunk(line)
+                if not header.exists():
+                    continue
+                array = bytes_of_header(header)
+            elif name in self.given.variants and not variant.tables:
+                array = array_of(file_of(line), variant)
             else:
-                minutes = {"variant": name, "minutes": self.given.minutes}
-                array = shrunk_array(which | minutes, data)
+                continue
             calls[name] = call_of(array, data.x_test[:1])
         load_before, *_ = os.getloadavg()
         seconds = wall_and_cpu(calls, self.given.rounds, warm_up=3)
@@ -271,7 +273,7 @@ class Micro(Measurement):
             the dense file, rounded to 15 values without training. Ends are float32, but those of
             shrink:
             `kso.shrink(target="micro", max_flash=..., max_ram=...)` of the dense network on its
-            training rows, in {given.minutes:g} minutes, with ends in int8 and the least loss on
+            training rows, in {minutes_of(lines)} minutes, with ends in int8 and the least loss on
             held-out rows; the flash counts without the code of Decode. Means over seeds, with
             the standard deviation of the accuracy; times of one seed, measured by themselves.
             """
@@ -453,14 +455,6 @@ def header_of_shrunk(which: Run) -> Path:
     return place / f"{name}.h"
 
 
-def shrunk_array(which: Run, data: Dataset) -> bytes:
-    """The array of a run of `kso.shrink`, made again if it was not kept."""
-    header = header_of_shrunk(which)
-    if not header.exists():
-        shrunk(which, data)
-    return bytes_of_header(header)
-
-
 def vela_bytes(path: Path) -> int:
     """Bytes of the file that Vela makes of a plain int8 file."""
     with tempfile.TemporaryDirectory() as output:
@@ -577,6 +571,17 @@ def call_of(array: bytes, row: np.ndarray) -> Callable[[], object]:
         row = np.clip(steps, -128, 127).astype(details["dtype"])
     interpreter.set_input(row, 0)
     return lambda: interpreter.invoke()
+
+
+def minutes_of(lines: list[Run]) -> str:
+    """The minutes that runs of `kso.shrink` had, from the fewest to the most."""
+    ends = sorted({line["minutes"] for line in lines if "minutes" in line})
+    if not ends:
+        return "no"
+    text = f"{ends[0]:g}"
+    if len(ends) > 1:
+        text += f" to {ends[-1]:g}"
+    return text
 
 
 def unpacks(line: Run) -> bool:

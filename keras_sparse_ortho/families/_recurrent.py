@@ -271,17 +271,17 @@ def _layouts(gates: int) -> Layouts:
     return {"kernel": layout, "recurrent_kernel": layout}
 
 
-for _kind, _gates, _rounding in (
-    (L.SimpleRNNCell, 1, "floats"),
-    (L.GRUCell, 3, "floats"),
-    (L.LSTMCell, 4, None),
+for _kind, _gates in (
+    (L.SimpleRNNCell, 1),
+    (L.GRUCell, 3),
+    (L.LSTMCell, 4),
 ):
     register_layer(
         _kind,
         _layouts(_gates),
         positions=_timesteps,
         rows={"kernel": _inputs_of_steps, "recurrent_kernel": _states},
-        rounding=_rounding,
+        rounding="floats",
     )
 kernel_rounding.register(L.LSTMCell, _rounding_of_lstm)
 register_layer(

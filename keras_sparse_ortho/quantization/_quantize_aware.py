@@ -39,6 +39,7 @@ from keras_sparse_ortho.models import (
 from keras_sparse_ortho.parametrizations import FakeQuantization
 from keras_sparse_ortho.quantization._keeps_range import keeps_range
 from keras_sparse_ortho.quantization._kernel_rounding import (
+    Rounding,
     kernel_rounding,
     warn_of_unknown,
 )
@@ -200,7 +201,7 @@ def quantize_aware(
 
 
 # By how the kernels of a layer are rounded, if not by output.
-_SCALES = {"by kernel": "kernel", "by gate": "gate"}
+_SCALES: dict[Rounding | None, str] = {"by kernel": "kernel", "by gate": "gate"}
 
 
 def _target(
