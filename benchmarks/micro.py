@@ -21,10 +21,10 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import keras
 import numpy as np
-from record import column, groups, markdown, matching, sentences
-from runner import Measurement, Run, Setting, interleaved, main
+from record import QUICK, column, groups, markdown, matching, sentences
+from runner import Measurement, Run, Setting, main, wall_and_cpu
 from shipped import fit
-from training import Dataset, cached, compiled, first_rows, keywords
+from training import OUT, Dataset, cached, compiled, first_rows, keywords
 
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.export import (
@@ -176,13 +176,13 @@ class Micro(Measurement):
         super().measure()
         for network in self.given.networks:
             setting = self.settings_of(network, self.given.seeds[0])
-            self.once(setting | {"variant": "times"})
+            self.once(setting | {"variant": "times in turn"})
             if importlib.util.find_spec("ethosu") is not None:
                 self.once(setting | {"variant": "vela"})
 
     def run(self, which: Run) -> Run:
-        if which["variant"] == "times":
-            return {"microseconds": self.times(which)}
+        if which["variant"] == "times in turn":
+            return self.times(which)
         if which["variant"] == "vela":
             return {"bytes": self.vela(which)}
         variant = VARIANTS[which["variant"]]
@@ -214,17 +214,33 @@ class Micro(Measurement):
             result["equal"] = bool(np.array_equal(plain, packed))
         return result
 
-    def times(self, which: Run) -> dict[str, float]:
+    def times(self, which: Run) -> Run:
         """Microseconds of a call of every array of a network: the medians of calls in turn."""
         data = dataset(which["network"], which["rows"])
         calls = {}
-        for name in self.given.variants:
-            variant = VARIANTS[name]
-            if variant.limits is None and not variant.tables:
-                array = array_of(file_of(which | {"variant": name}), variant)
-                calls[name] = call_of(array, data.x_test[:1])
-        seconds = interleaved(calls, self.given.rounds, warm_up=3)
-        return {name: 1e6 * value for name, value in seconds.items()}
+        for name, variant in VARIANTS.items():
+            line = which | {"variant": name}
+            if variant.limits is not None:
+                header = header_of_shrunk(line)
+                if not header.exists():
+                    continue
+                array = bytes_of_header(header)
+            elif name in self.given.variants and not variant.tables:
+                array = array_of(file_of(line), variant)
+            else:
+                continue
+            calls[name] = call_of(array, data.x_test[:1])
+        load_before, *_ = os.getloadavg()
+        seconds = wall_and_cpu(calls, self.given.rounds, warm_up=3)
+        load_after, *_ = os.getloadavg()
+        walls = {name: 1e6 * wall for name, (wall, _) in seconds.items()}
+        cpus = {name: 1e6 * cpu for name, (_, cpu) in seconds.items()}
+        return {
+            "microseconds": cpus,
+            "wall": walls,
+            "loads": [load_before, load_after],
+            "rounds": self.given.rounds,
+        }
 
     def vela(self, which: Run) -> dict[str, int]:
         """The bytes of the files that Vela makes of the plain files of a network."""
@@ -251,12 +267,13 @@ class Micro(Measurement):
             the file, on the test set. Flash: bytes of the array that `c_array` writes; "as
             exported": of the file. With Decode: with the {DECODE_CODE:,} bytes of code of the
             operator that unpacks zeros, on Cortex-M4. Arena: bytes that tflite-micro uses, with the
-            unpacked filter. us: a call in tflite-micro on this machine (x86, reference kernels),
-            median, all arrays of a network in turn, of the first seed. Packed arrays answer as
-            their plain files, bit for bit. 4-bit filters: those of convolutions in the dense file,
-            rounded to 15 values without training. Ends are float32, but those of shrink:
+            unpacked filter. us: processor time of a call in tflite-micro on this machine (x86,
+            reference kernels), median, all arrays of a network in turn, of the first seed. Packed
+            arrays answer as their plain files, bit for bit. 4-bit filters: those of convolutions in
+            the dense file, rounded to 15 values without training. Ends are float32, but those of
+            shrink:
             `kso.shrink(target="micro", max_flash=..., max_ram=...)` of the dense network on its
-            training rows, in {given.minutes:g} minutes, with ends in int8 and the least loss on
+            training rows, in {minutes_of(lines)} minutes, with ends in int8 and the least loss on
             held-out rows; the flash counts without the code of Decode. Means over seeds, with
             the standard deviation of the accuracy; times of one seed, measured by themselves.
             """
@@ -266,6 +283,14 @@ class Micro(Measurement):
                 """
                 Look-up tables: four bits an entry, with a table of 16 values for each output
                 channel, as Google's tool writes them; by arithmetic, nothing was run.
+                """
+            )
+        for line in matching(lines, variant="times in turn"):
+            before, after = line["loads"]
+            text += sentences(
+                f"""
+                Times of {TITLES[line["network"]]}: {line["rounds"]} rounds, load {before:.1f} to
+                {after:.1f} on two cores.
                 """
             )
         if matching(lines, variant="vela"):
@@ -408,6 +433,7 @@ def shrunk(which: Run, data: Dataset) -> Run:
         minutes=which["minutes"],
     )
     print(report, flush=True)
+    report.write(report.taken, header_of_shrunk(which))
     figures = report.taken.micro
     weights = read_weights(path.read_bytes())
     return {
@@ -418,6 +444,15 @@ def shrunk(which: Run, data: Dataset) -> Run:
         "operators": dict(figures.operators),
         "accuracy": accuracy_of(load_litert(path).predict(data.x_test), data),
     }
+
+
+def header_of_shrunk(which: Run) -> Path:
+    """Where the array of a run of `kso.shrink` is kept for its time."""
+    place = OUT / "quick" / "micro" if QUICK else OUT / "micro"
+    place.mkdir(parents=True, exist_ok=True)
+    flash, ram = VARIANTS[which["variant"]].limits
+    name = f"{which['network']}-{which['seed']}-shrunk-{flash}-{ram}"
+    return place / f"{name}.h"
 
 
 def vela_bytes(path: Path) -> int:
@@ -487,6 +522,11 @@ def array_of(path: Path, variant: Variant) -> bytes:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         c_array(path, header, packed=variant.packed)
+    return bytes_of_header(header)
+
+
+def bytes_of_header(header: Path) -> bytes:
+    """The array of a header of `c_array`."""
     body = header.read_text(encoding="utf-8").partition("[] = {")[2]
     return bytes(map(int, re.findall(r"\d+", body.partition("}")[0])))
 
@@ -524,8 +564,24 @@ def answers_of(array: bytes, rows: np.ndarray) -> np.ndarray:
 def call_of(array: bytes, row: np.ndarray) -> Callable[[], object]:
     """A function that runs an array once."""
     interpreter = interpreter_of(array)
+    details = interpreter.get_input_details(0)
+    if details["dtype"] != row.dtype:  # the ends of `kso.shrink` are int8
+        settings = details["quantization_parameters"]
+        steps = np.rint(row / settings["scales"]) + settings["zero_points"]
+        row = np.clip(steps, -128, 127).astype(details["dtype"])
     interpreter.set_input(row, 0)
     return lambda: interpreter.invoke()
+
+
+def minutes_of(lines: list[Run]) -> str:
+    """The minutes that runs of `kso.shrink` had, from the fewest to the most."""
+    ends = sorted({line["minutes"] for line in lines if "minutes" in line})
+    if not ends:
+        return "no"
+    text = f"{ends[0]:g}"
+    if len(ends) > 1:
+        text += f" to {ends[-1]:g}"
+    return text
 
 
 def unpacks(line: Run) -> bool:
@@ -538,7 +594,7 @@ def unpacks(line: Run) -> bool:
 def table(members: list[Run]) -> str:
     """A row for each variant of a network."""
     times: dict[str, float] = {}
-    for line in matching(members, variant="times"):
+    for line in matching(members, variant="times in turn"):
         times = line["microseconds"]
     sizes: dict[str, int] = {}
     for line in matching(members, variant="vela"):

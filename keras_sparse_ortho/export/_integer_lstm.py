@@ -40,6 +40,7 @@ from keras_sparse_ortho.export._graph_changes import (
     copying,
     set_constant,
 )
+from keras_sparse_ortho.export._integer_kernels import steps_of
 from keras_sparse_ortho.export._lstms import GATES
 from keras_sparse_ortho.export._marks import Range
 from keras_sparse_ortho.export._unread import drop_operations
@@ -139,6 +140,38 @@ def _largest_cell_state(
 
 def _sigmoid(x: np.ndarray) -> np.ndarray:
     return (1 + np.tanh(x / 2)) / 2
+
+
+def peaks_in_ranges(
+    model: ModelT,
+    peaks: Mapping[str, Peaks],
+    ranges: dict[str, Range],
+    measured: Mapping[str, Range],
+) -> dict[str, Peaks]:
+    """Measured peaks with the hidden states in trained ranges, by name of an LSTM's output.
+
+    An LSTM whose trained range is not around zero, as one of an older release, is left out: it
+    stays in floats.
+
+    Args:
+        model: The file.
+        peaks: Those measured.
+        ranges: The ranges of tensors, by name, to which those are added that an LSTM lacks.
+        measured: Measured ranges of tensors, by name.
+    """
+    chosen = {}
+    for graph, operator in lstms(model):
+        sequences = name_of(graph.tensors[operator.inputs[SEQUENCES]])
+        output = name_of(graph.tensors[operator.outputs[0]])
+        measured_peaks = peaks[output]
+        ranges.setdefault(sequences, measured[sequences])
+        ranges.setdefault(output, range_of_output(measured_peaks))
+        low, high = ranges[output]
+        trained_peaks = Peaks(high, measured_peaks.cell)
+        least, _ = range_of_output(trained_peaks)
+        if np.isclose(low, least, rtol=_SAME_SCALE):
+            chosen[output] = trained_peaks
+    return chosen
 
 
 def range_of_output(peaks: Peaks) -> Range:
@@ -375,7 +408,11 @@ def _narrow(model: ModelT, tensor: TensorT) -> float:
         scale, _ = _setting(tensor)
         return scale
     values = _values(model, tensor)
-    scale = float(np.float32(np.abs(values).max() / _LARGEST)) or 1.0
+    [steps] = steps_of(values.reshape(1, -1))
+    largest = _LARGEST
+    if steps > 0:  # trained: each step of training is a whole number of these
+        largest = _LARGEST // steps * steps
+    scale = float(np.float32(np.abs(values).max() / largest)) or 1.0
     set_constant(model, tensor, np.rint(values / scale).astype(np.int8))
     _set_scale(tensor, scale)
     return scale

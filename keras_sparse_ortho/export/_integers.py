@@ -1,7 +1,7 @@
 """Float32 LiteRT files to float16, or to integers by ai-edge-quantizer (AEQ) in trained ranges."""
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -30,6 +30,7 @@ from keras_sparse_ortho.export._integer_kernels import (
 from keras_sparse_ortho.export._integer_lstm import (
     Peaks,
     measured_peaks,
+    peaks_in_ranges,
     range_of_output,
     with_dynamic_lstms,
     with_integer_lstms,
@@ -85,7 +86,8 @@ def in_storage(
     Args:
         content: bytes. The file, with marks of trained ranges or without.
         storage: str. Such as "int8".
-        batches: Inputs by name, for the ranges of static integers; None where they were trained.
+        batches: Inputs by name, for the ranges of static integers, or where those were trained for
+            the states inside of LSTMs; None without rows.
         ends: Types of inputs and outputs.
         floats: Names of tensors. Operations that write one stay in floats.
 
@@ -147,16 +149,20 @@ def integer_plan(
         if batches is not None:
             batches = list(batches)
             peaks = measured_peaks(content, batches)
+        if batches is not None and not trained:
             measured = calibrated(content, batches)
             for name, peaks_of_lstm in peaks.items():
                 measured[name] = range_of_output(peaks_of_lstm)
         part_outputs(model)
         ranges, in_floats = implied_ranges(model, measured, recipe)
+        if peaks and trained and batches is not None:
+            of_rows = calibrated(content, batches)
+            peaks = peaks_in_ranges(model, peaks, ranges, of_rows)
         in_floats += _writers_of(model, floats, in_floats)
         ranges = {
             name: wide_enough(measured) for name, measured in ranges.items()
         }
-        round_floats(model, trained, ranges, in_floats)
+        round_floats(model, trained, ranges, _without_lstms(in_floats, peaks))
         recipe += _rules_of_ends(ends)
     kernels = integer_kernels(model, kind, _FEW_BITS.get(storage, ()))
     fit_steps(model, ranges, {kernel.name: kernel for kernel in kernels})
@@ -166,6 +172,19 @@ def integer_plan(
         for graph, operator in in_floats
     ]
     return IntegerPlan(model, recipe, ranges, peaks, in_floats, kernels)
+
+
+def _without_lstms(
+    operations: Sequence[tuple[SubGraphT, OperatorT]],
+    peaks: Mapping[str, Peaks],
+) -> list[tuple[SubGraphT, OperatorT]]:
+    """The operations but the LSTMs with peaks, which become integers after AEQ."""
+    others = []
+    for graph, operator in operations:
+        outputs = {name_of(graph.tensors[index]) for index in operator.outputs}
+        if not outputs & peaks.keys():
+            others.append((graph, operator))
+    return others
 
 
 def _writers_of(

@@ -58,7 +58,10 @@ def count_of_inputs(model: keras.Model) -> int | None:
 
 
 class Rows(NamedTuple):
-    """Rows that calibrate a file, rows to compare on, and where those come from."""
+    """Rows that calibrate a file, rows to compare on, and where those come from.
+
+    Where ranges were trained, the first ones show the states inside of LSTMs alone.
+    """
 
     calibrating: list[np.ndarray] | None
     compared: list[np.ndarray]
@@ -77,7 +80,7 @@ def rows_of(
         signature: `Signature`. The inputs of the file.
         sample: The user's rows to compare on.
         representative: The user's rows to calibrate on.
-        trained: bool. Whether ranges were trained, which need no rows.
+        trained: bool. Whether ranges were trained, for which no rows are held out.
     """
     calibrating = None if trained else representative
     if sample is not None:
@@ -86,7 +89,7 @@ def rows_of(
             calibrating
         ):
             origin += _HAVE_CALIBRATED
-        return Rows(calibrating, sample, origin)
+        return Rows(representative, sample, origin)
     if representative is None:
         return Rows(
             None,
@@ -95,7 +98,7 @@ def rows_of(
         )
     first_rows = [array[: signature.default_rows] for array in representative]
     if trained:
-        return Rows(None, first_rows, "representative_data")
+        return Rows(representative, first_rows, "representative_data")
     count = len(representative[0])
     count_held_out = min(count // _HELD_OUT_PART, _MOST_HELD_OUT)
     if count < _FEW_ROWS or count - count_held_out < signature.batch_size:

@@ -24,6 +24,7 @@ from keras_sparse_ortho.models import (
     value_of,
     without_tiny,
 )
+from keras_sparse_ortho.quantization import Rounding, kernel_rounding
 
 L = keras.layers
 
@@ -253,6 +254,17 @@ def _conv_lstm_positions(
     return int(inputs.shape[1]) * pixels(layer, (1, *state_shape))
 
 
+def _rounding_of_lstm(cell: keras.layers.LSTMCell) -> Rounding:
+    """LiteRT's operator for LSTMs has a scale a gate; what it does not compute stays in floats."""
+    if (
+        type(cell) is L.LSTMCell
+        and cell.activation is keras.activations.tanh
+        and cell.recurrent_activation is keras.activations.sigmoid
+    ):
+        return "by gate"
+    return "floats"
+
+
 def _layouts(gates: int) -> Layouts:
     """The layouts of a cell whose kernels have this many gates side by side."""
     layout = KernelLayout.recurrent(gates)
@@ -271,6 +283,7 @@ for _kind, _gates in (
         rows={"kernel": _inputs_of_steps, "recurrent_kernel": _states},
         rounding="floats",
     )
+kernel_rounding.register(L.LSTMCell, _rounding_of_lstm)
 register_layer(
     ConvLSTMCell,
     _layouts(4),

@@ -71,8 +71,8 @@ def register_layer(
             multiply, for pruning and refits on data. `calibration.kernel_rows`.
         channels: `"last axis"`, `"elementwise"`, `"channelwise"` or a callable: what becomes of a
             channel, for `narrow` and `remove_channels`. `models.register_channel_rule`.
-        rounding: `"by output"`, `"by kernel"` or `"floats"`: how LiteRT holds the kernels in
-            integers, for `quantize_aware`. `quantization.kernel_rounding`.
+        rounding: `"by output"`, `"by kernel"`, `"by gate"` or `"floats"`: how LiteRT holds the
+            kernels in integers, for `quantize_aware`. `quantization.kernel_rounding`.
         keeps_range: bool. Whether outputs have the range of the inputs, as where entries are moved
             about. `quantization.keeps_range`.
         by_sample: bool. Whether the layer maps each sample by itself, with samples first, and has

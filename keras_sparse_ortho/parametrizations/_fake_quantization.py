@@ -1,5 +1,7 @@
 """`FakeQuantization`: effective weights rounded to integers, with a straight-through gradient."""
 
+from collections.abc import Sequence
+
 import keras
 import numpy as np
 
@@ -10,6 +12,8 @@ from keras_sparse_ortho._types import Config, Tensor
 
 LEVELS = {"int8": 127, "int4": 7, "ternary": 1}
 _TERNARY_THRESHOLD = 0.7  # smaller entries become 0
+_GATES = 4  # of an LSTM, side by side on the last axis of its kernels
+_SCALES = ("output", "kernel", "gate")
 
 
 @keras.saving.register_keras_serializable(package="keras_sparse_ortho")
@@ -28,7 +32,8 @@ class FakeQuantization:
 
     Args:
         dtype: `"int8"`, `"int4"` or `"ternary"`.
-        per: `"output"` for a scale of each channel, or `"kernel"` for one scale.
+        per: `"output"` for a scale of each channel, `"kernel"` for one scale, or `"gate"` for one
+            of each of an LSTM's four gates, which lie side by side on the last axis.
 
     Limits: ranges are not learnt. The gradient ignores rounding: few bits need a smaller learning
     rate than floats.
@@ -53,9 +58,9 @@ class FakeQuantization:
             raise ValueError(
                 f"`dtype` must be one of {dtypes}. Received: {dtype=}"
             )
-        if per not in ("output", "kernel"):
+        if per not in _SCALES:
             raise ValueError(
-                f"`per` must be 'output' or 'kernel'. Received: {per=}"
+                f"`per` must be one of {list(_SCALES)}. Received: {per=}"
             )
         self.dtype = dtype
         self.per = per
@@ -65,11 +70,14 @@ class FakeQuantization:
         axes = self._axes(outputs)
 
         def rounded(w: Tensor) -> Tensor:
+            shape = self._gated_shape(w.shape)
             weight = keras.ops.cast(w, "float32")
+            weight = keras.ops.reshape(weight, shape)
             if self.dtype == "ternary":
                 quantized = _ternary(weight, axes)
             else:
                 quantized = self._integers(weight, axes)
+            quantized = keras.ops.reshape(quantized, w.shape)
             return keras.ops.cast(quantized, w.dtype)
 
         def gradient(_: Tensor, upstream: Tensor) -> tuple[Tensor]:
@@ -89,18 +97,40 @@ class FakeQuantization:
     def integers(
         self, value: np.ndarray, outputs: tuple[int, ...]
     ) -> tuple[np.ndarray, np.ndarray]:
-        """The int8 integers of a weight in NumPy, and the scales of its channels."""
+        """The int8 integers of a weight in NumPy, and the scales, which broadcast to it."""
         value = np.asarray(value, np.float32)
+        shape = self._gated_shape(value.shape)
+        gated = value.reshape(shape)
         axes = self._axes(outputs)
-        largest = np.max(np.abs(value), axis=axes, keepdims=True)
+        largest = np.max(np.abs(gated), axis=axes, keepdims=True)
         scale = largest / LEVELS[self.dtype]
         scale = np.where(scale > 0, scale, 1)
         scale = scale.astype(np.float32)
-        integers = np.rint(value / scale)
+        integers = np.rint(gated / scale)
+        integers = integers.reshape(value.shape)
+        if self.per == "gate":
+            units = shape[-1]
+            scale = scale.reshape(1, _GATES)
+            scale = np.repeat(scale, units, axis=-1)
         return integers.astype(np.int8), scale
 
+    def _gated_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """The shape of a weight whose axes `_axes` counts: gates have an axis of their own."""
+        if self.per != "gate":
+            return tuple(shape)
+        columns = shape[-1]
+        if columns % _GATES:
+            raise ValueError(
+                f"A weight with per='gate' must have {_GATES} gates of equal size on its last "
+                f"axis. Received: shape {tuple(shape)}"
+            )
+        units = columns // _GATES
+        return (*shape[:-1], _GATES, units)
+
     def _axes(self, outputs: tuple[int, ...]) -> tuple[int, ...]:
-        """The axes of a weight whose entries have one scale."""
+        """The axes of a weight whose entries have one scale, in `_gated_shape`."""
+        if self.per == "gate":
+            return (*range(len(outputs) - 1), len(outputs))
         axes = []
         for axis, size in enumerate(outputs):
             if size == 1 or self.per == "kernel":

@@ -16,6 +16,7 @@ from keras_sparse_ortho.kernels import PrunableWeight, walk
 ops = keras.ops
 _LEAST_WIDTH = 1e-6  # of a range
 _STEPS = 255  # of a range
+_LOWEST_OF_SYMMETRIC = -128 / 127  # where the highest value is 1
 Mark: TypeAlias = Callable[[Tensor, float, float], Tensor]
 """`mark(x, low, high)`: what stands for a rounded tensor where a file is made."""
 
@@ -36,12 +37,17 @@ class FakeQuantize(keras.layers.Layer):
         high <- m high + (1 - m) max(max(x), 0)         the first batch sets both
         y = s * round(clip(x, low, high) / s),  s = (high - low) / 255,  0 stays 0
 
+    With `symmetric` the range is `[-128 s, 127 s]`, so that the integer of 0 is 0:
+
+        high <- m high + (1 - m) max|x|,  low = -128 / 127 high
+
     The gradient is 1 inside of the range and 0 outside. Before its first training batch a layer
     passes its input on. `quantize_aware` places it; in a subclassed model place it yourself, at
     inputs and outputs of layers that will compute in int8.
 
     Args:
         momentum: float in [0, 1). `m`.
+        symmetric: bool. Whether the range lies around 0.
         **kwargs: As for `keras.layers.Layer`.
 
     Examples:
@@ -52,8 +58,11 @@ class FakeQuantize(keras.layers.Layer):
         0.3
     """
 
-    def __init__(self, momentum: float = 0.99, **kwargs: Any) -> None:
+    def __init__(
+        self, momentum: float = 0.99, symmetric: bool = False, **kwargs: Any
+    ) -> None:
         super().__init__(**kwargs)
+        self.symmetric = symmetric
         self.momentum = check_number("momentum", momentum)
         if not 0 <= self.momentum < 1:
             raise ValueError(
@@ -112,7 +121,11 @@ class FakeQuantize(keras.layers.Layer):
         return (high - low) / _STEPS
 
     def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "momentum": self.momentum}
+        return {
+            **super().get_config(),
+            "momentum": self.momentum,
+            "symmetric": self.symmetric,
+        }
 
     def _range(self) -> tuple[float, float]:
         low = float(to_numpy(self.low))
@@ -122,8 +135,12 @@ class FakeQuantize(keras.layers.Layer):
     def _follow(self, x: Tensor) -> None:
         """Moves the range towards that of a batch."""
         m = ops.where(self.seen > 0, self.momentum, 0.0)
-        low = ops.minimum(ops.min(x), 0.0)
-        high = ops.maximum(ops.max(x), 0.0)
+        if self.symmetric:
+            high = ops.max(ops.abs(x))
+            low = high * _LOWEST_OF_SYMMETRIC
+        else:
+            low = ops.minimum(ops.min(x), 0.0)
+            high = ops.maximum(ops.max(x), 0.0)
         assign(self.low, m * self.low + (1 - m) * low)
         assign(self.high, m * self.high + (1 - m) * high)
         assign(self.seen, ops.ones(()))

@@ -13,8 +13,13 @@ from keras_sparse_ortho.kernels import (
     is_table,
 )
 
-Rounding = Literal["by output", "by kernel", "floats"]
-ROUNDINGS: tuple[Rounding, ...] = ("by output", "by kernel", "floats")
+Rounding = Literal["by output", "by kernel", "by gate", "floats"]
+ROUNDINGS: tuple[Rounding, ...] = (
+    "by output",
+    "by kernel",
+    "by gate",
+    "floats",
+)
 
 
 @functools.singledispatch
@@ -23,7 +28,8 @@ def kernel_rounding(layer: keras.layers.Layer) -> Rounding | None:
 
     `"by output"`: a scale for each output, as in matrix products and convolutions. `"by kernel"`:
     one scale for a kernel, as in products of a stack of matrices (LiteRT's BATCH_MATMUL).
-    `"floats"`: not at all, as in embeddings and recurrent layers. `quantize_aware` rounds kernels
+    `"by gate"`: one for each of an LSTM's four gates, as in LiteRT's operator for LSTMs.
+    `"floats"`: not at all, as in embeddings and GRUs. `quantize_aware` rounds kernels
     of unknown layers by output, and warns. Dispatches on the class of `layer`, subclasses included.
     Register a layer of your own, by `register_layer` or here:
 

@@ -39,6 +39,7 @@ from keras_sparse_ortho.models import (
 from keras_sparse_ortho.parametrizations import FakeQuantization
 from keras_sparse_ortho.quantization._keeps_range import keeps_range
 from keras_sparse_ortho.quantization._kernel_rounding import (
+    Rounding,
     kernel_rounding,
     warn_of_unknown,
 )
@@ -167,7 +168,11 @@ def quantize_aware(
         UnknownWeightError: An `exclude` that names nothing.
         ValueError: Other settings.
 
-    Limits: embeddings and recurrent layers stay in floats. So do operations of a functional model,
+    LSTMs with Keras' activations have a scale for each gate, and outputs around zero, as in files
+    of `mode="int8+lstm"`; inside of them states are not rounded.
+
+    Limits: embeddings and other recurrent layers stay in floats, as do LSTMs on live blocks. So do
+    operations of a functional model,
     such as `a + b`, that another operation reads, or nothing: a layer that reads one rounds what it
     gives. Inside of layers that hold others, such
     as `MultiHeadAttention`, weights are rounded, and activations are not. `strip` keeps the
@@ -195,13 +200,17 @@ def quantize_aware(
     )
 
 
+# By how the kernels of a layer are rounded, if not by output.
+_SCALES: dict[Rounding | None, str] = {"by kernel": "kernel", "by gate": "gate"}
+
+
 def _target(
     weight: PrunableWeight, quantizer: FakeQuantization | None
 ) -> Target:
     """The rounded form of a kernel; a plain one gets a full mask to be wrapped."""
-    is_by_kernel = kernel_rounding(weight.owner) == "by kernel"
-    if quantizer is not None and is_by_kernel:
-        quantizer = FakeQuantization(quantizer.dtype, per="kernel")
+    scales = _SCALES.get(kernel_rounding(weight.owner))
+    if quantizer is not None and scales is not None:
+        quantizer = FakeQuantization(quantizer.dtype, per=scales)
     if weight.storage is not None:
         return Target("rounded", quantizer=quantizer)
     full_mask = Draw(np.ones(weight.shape, bool))
@@ -241,15 +250,7 @@ def _chosen(
     excluded_paths = {weight.path for weight in excluded_weights}
     chosen = []
     for weight in known:
-        is_float = kernel_rounding(weight.owner) == "floats"
-        is_recurrent = any(
-            issubclass(kind, keras.layers.RNN) for kind in weight.inside
-        )
-        if (
-            weight.path not in excluded_paths
-            and not is_float
-            and not is_recurrent
-        ):
+        if weight.path not in excluded_paths and not _stays_in_floats(weight):
             chosen.append(weight)
     owners = {id(weight.owner) for weight in chosen if weight.registered}
     excluded_owners = {
@@ -261,6 +262,17 @@ def _chosen(
         if inside & excluded_owners and not inside & owners:
             left_out.add(id(layer))
     return chosen, left_out
+
+
+def _stays_in_floats(weight: PrunableWeight) -> bool:
+    """Whether the file has a kernel in floats: of an embedding, or of a loop of recurrent steps."""
+    rounding = kernel_rounding(weight.owner)
+    if keras.layers.LSTM in weight.inside and rounding == "by gate":
+        return False
+    is_recurrent = any(
+        issubclass(kind, keras.layers.RNN) for kind in weight.inside
+    )
+    return is_recurrent or rounding == "floats"
 
 
 def _parted(

@@ -52,7 +52,8 @@ class QuantizeWrapper(LayerWrapper, WrapperBuiltByCalls):
 
     An activation that LiteRT does not fuse with the product before it (all but linear, ReLU and
     ReLU6) gets rounded inputs, too; so does the pointwise half of a separable convolution, which
-    LiteRT computes as two operations. `inputs` is 0, or the number of the layer's input tensors.
+    LiteRT computes as two operations. The output of an LSTM has a range around zero, as LiteRT's
+    operator for LSTMs asks for. `inputs` is 0, or the number of the layer's input tensors.
     """
 
     momentum = 0.99  # its own, also around a BatchNormalization
@@ -90,7 +91,14 @@ class QuantizeWrapper(LayerWrapper, WrapperBuiltByCalls):
         self.of_inputs = [
             rounding(f"input_{number}") for number in range(inputs)
         ]
-        self.of_output = rounding("output") if output else None
+        self.of_output = None
+        if output:
+            self.of_output = FakeQuantize(
+                momentum,
+                symmetric=is_lstm(layer),
+                name="output",
+                dtype=policy,
+            )
         is_apart = activation_of(layer) not in (None, *FUSED)
         self.of_activation = rounding("activation") if is_apart else None
         self.of_between = rounding("between") if is_separable(layer) else None
@@ -233,6 +241,14 @@ def activation_of(layer: keras.layers.Layer) -> Activation | None:
     if isinstance(inner, keras.layers.Activation) or not inner.weights:
         return None
     return vars(inner).get("activation")
+
+
+def is_lstm(layer: keras.layers.Layer) -> bool:
+    """Whether a layer is an LSTM, one way or `Bidirectional`."""
+    inner = innermost(layer)
+    if isinstance(inner, keras.layers.Bidirectional):
+        inner = innermost(inner.forward_layer)
+    return isinstance(inner, keras.layers.LSTM)
 
 
 def is_separable(layer: keras.layers.Layer) -> bool:

@@ -315,3 +315,20 @@ def test_the_folder_for_a_raspberry_pi_answers_as_keras(tmp_path):
     assert {one.name for one in (tmp_path / "pi").iterdir()} == {
         *("model.tflite.gz", "rows.npz", "run.py")
     }
+
+
+@pytest.mark.tensorflow_only  # the array is the same from another backend
+def test_the_program_for_micro_registers_the_operators_of_its_array(tmp_path):
+    """The workflow of the night builds it, where the sources of LiteRT Micro can be had."""
+    program = (FOLDER / "micro" / "main.cc").read_text(encoding="utf-8")
+    registered = re.findall(r"resolver\.Add(\w+)\(\);", program)
+    script = FOLDER / "micro" / "model.py"
+    output = run_python(script, tmp_path, "--rows", "256")
+    [operators] = re.findall(r"operators: (.*)", output)
+    assert operators.split() == registered
+    assert f"MicroMutableOpResolver<{len(registered)}>" in program
+    header = (tmp_path / "model.h").read_text(encoding="utf-8")
+    assert "alignas(16) static const unsigned char model_data[]" in header
+    rows = (tmp_path / "rows.h").read_text(encoding="utf-8")
+    assert "signed char rows[20][500]" in rows
+    assert "signed char answers[20][10]" in rows

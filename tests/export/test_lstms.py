@@ -251,11 +251,84 @@ def test_sparse_lstms_of_ours_are_fused_as_well(storage, tmp_path):
     assert report.error < 1e-5
 
 
-@slow_on_jax
-def test_trained_ranges_leave_lstms_in_floats(tmp_path):
-    model = kso.quantize_aware(network(layers.LSTM(16), layers.Dense(4)))
+def trained(model, weights="int8", epochs=1):
+    """A model of `quantize_aware` that has seen rows, and the rows."""
+    model = kso.quantize_aware(model, weights, momentum=0.5)
     rows = sequences(64)
-    model(rows, training=True)
+    model.compile(keras.optimizers.Adam(3e-3), "mse")
+    model.fit(rows, np.tanh(rows[:, -1, :4]), epochs=epochs, verbose=0)
+    return model, rows
+
+
+def constants_of_operators(path):
+    """The integers of the kernels of fused LSTMs, four gates and then four of the states."""
+    model = read_model(path.read_bytes())
+    [graph] = model.subgraphs
+    for operator in graph.operators:
+        if kind_of(model, operator) == OPERATOR:
+            matrices = []
+            for place in range(1, 9):
+                tensor = graph.tensors[operator.inputs[place]]
+                data = np.asarray(model.buffers[tensor.buffer].data)
+                matrices.append(data.view(np.int8).reshape(tensor.shape))
+            yield matrices
+
+
+@pytest.mark.parametrize("weights", ["int8", slow_case_on_jax("int4")])
+def test_lstms_have_the_integers_of_training(weights, tmp_path):
+    model, rows = trained(stacked(), weights)
+    path = tmp_path / "m.tflite"
+    report = exported(
+        model,
+        path,
+        "int8+lstm",
+        sample=rows[:8],
+        batch_size=8,
+        representative_data=rows,
+    )
+    assert report.in_floats == ()
+    assert kinds(path).count(OPERATOR) == 2
+    assert report.error < 0.05
+    levels, multiple = {"int8": (127, 1), "int4": (7, 18)}[weights]
+    plain = kso.strip(model)
+    for name, matrices in zip(
+        ("first", "second"), constants_of_operators(path), strict=True
+    ):
+        cell = plain.get_layer(name).layer.cell
+        kernels = [array(cell.kernel.value), array(cell.recurrent_kernel.value)]
+        gates = [
+            gate for kernel in kernels for gate in np.split(kernel, 4, axis=1)
+        ]
+        for gate, integers in zip(gates, matrices, strict=True):
+            steps = np.rint(gate.T / np.abs(gate).max() * levels)
+            np.testing.assert_array_equal(integers, steps * multiple)
+
+
+@slow_on_jax
+def test_trained_lstms_in_both_directions_are_integers(tmp_path):
+    both_ways = layers.Bidirectional(layers.LSTM(6, return_sequences=True))
+    model, rows = trained(network(both_ways, layers.LSTM(8), layers.Dense(4)))
+    path = tmp_path / "m.tflite"
+    report = exported(
+        model,
+        path,
+        "int8+lstm",
+        sample=rows[:8],
+        batch_size=8,
+        representative_data=rows,
+    )
+    # The quantizer does not know REVERSE_V2.
+    assert {text.partition(" ")[0] for text in report.in_floats} == {
+        "REVERSE_V2"
+    }
+    assert len(list(constants_of_operators(path))) == 3
+    assert report.error < 0.05
+
+
+@slow_on_jax
+def test_without_rows_trained_lstms_stay_in_floats(tmp_path):
+    """Nothing says how large their cell states become."""
+    model, rows = trained(network(layers.LSTM(16), layers.Dense(4)))
     path = tmp_path / "m.tflite"
     report = exported(model, path, "int8+lstm", sample=rows[:8], batch_size=8)
     assert any(OPERATOR in text for text in report.in_floats)

@@ -137,7 +137,7 @@ def test_rows_to_compare_on_are_held_out():
             "representative_data, rows that calibrated the file",
             20,
         ),
-        (None, X[:40], 1, True, "representative_data", None),
+        (None, X[:40], 1, True, "representative_data", 40),
         (X[:9], X[:40], 1, False, "sample, rows that calibrated the file", 40),
         (X[30:50], X[:40], 1, False, "sample", 40),
         (None, None, 1, False, "standard normal rows", None),

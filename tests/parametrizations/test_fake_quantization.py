@@ -119,6 +119,29 @@ def test_scales_are_those_of_each_output():
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_scales_are_those_of_each_gate(dtype):
+    """A gate is rounded as a kernel of its own, whatever the sizes of the others."""
+    rng = np.random.default_rng(0)
+    gates = [
+        size * rng.standard_normal((5, 3)).astype("float32")
+        for size in (1, 10, 0, 0.1)  # one of zeros alone
+    ]
+    kernel = np.concatenate(gates, axis=1)
+    by_gate = FakeQuantization(dtype, per="gate")
+    alone = FakeQuantization(dtype, per="kernel")
+    rounded = array(by_gate(keras.ops.convert_to_tensor(kernel), (1, 12)))
+    for gate, part in zip(gates, np.split(rounded, 4, axis=1), strict=True):
+        want = array(alone(keras.ops.convert_to_tensor(gate), (1, 3)))
+        np.testing.assert_allclose(part, want, rtol=1e-6)
+    integers, scales = by_gate.integers(rounded, (1, 12))
+    assert integers.shape == kernel.shape
+    assert len(np.unique(scales)) == 4
+    np.testing.assert_allclose(integers * scales, rounded, rtol=1e-5)
+    again = FakeQuantization.from_config(by_gate.get_config())
+    assert again.per == "gate"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_an_output_of_zeros_stays_zero_in_training(dtype):
     """Its largest magnitude is no scale: 0 / 0 would make the whole network NaN."""
     dense = keras.layers.Dense(2, use_bias=False)
@@ -175,6 +198,10 @@ def test_another_storage_is_refused():
 def test_unknown_settings_are_refused():
     with pytest.raises(ValueError, match="`dtype` must be one of"):
         FakeQuantization("int2")
+    with pytest.raises(ValueError, match=r"`per` must be one of .*'rows'"):
+        FakeQuantization(per="rows")
+    with pytest.raises(ValueError, match=r"must have 4 gates.*\(3, 6\)"):
+        FakeQuantization(per="gate").integers(np.ones((3, 6)), (1, 6))
     with pytest.raises(ValueError, match="must be a FakeQuantization"):
         kso.PrunableLayer(
             keras.layers.Dense(2), FixedMask(0.5), quantizer="int8"

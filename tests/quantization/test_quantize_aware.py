@@ -144,15 +144,78 @@ def test_attentions_with_roundings_inside_are_saved_and_stripped(
         np.testing.assert_array_equal(array(third(x)), array(one(x)))
 
 
-def test_recurrent_layers_stay_in_floats_between_roundings():
-    x = L.LSTM(8, name="lstm", return_sequences=True)(
-        inputs := keras.Input((6, 5))
+def recurrent():
+    """An LSTM that LiteRT's operator computes, and recurrent layers that stay loops."""
+    x = inputs = keras.Input((6, 5))
+    x = L.LSTM(8, name="lstm", return_sequences=True)(x)
+    x = L.LSTM(4, name="relu", activation="relu", return_sequences=True)(x)
+    x = L.RNN(L.LSTMCell(4), name="cell", return_sequences=True)(x)
+    both_ways = L.Bidirectional(L.LSTM(3, return_sequences=True), name="both")
+    x = L.GRU(8, name="gru")(both_ways(x))
+    return keras.Model(inputs, L.Dense(4, name="head")(x))
+
+
+def test_lstms_of_one_operator_have_a_scale_for_each_gate():
+    """Other recurrent layers stay in floats, between roundings of their activations."""
+    model = quantize_aware(recurrent(), "int4")
+    quantized = {}
+    for weight in kso.prunable_weights(model):
+        if weight.storage is not None:
+            layer = weight.path.partition("/")[0]
+            quantized[layer] = quantized.get(layer, 0) + 1
+            scales = weight.storage.quantizer.per
+            assert scales == ("output" if layer == "head" else "gate")
+            gates = np.split(weight.value, 4, axis=-1)
+            if layer != "head":
+                assert all(len(np.unique(gate)) <= 15 for gate in gates)
+    assert quantized == {"lstm": 2, "both": 4, "head": 1}
+    x = fit(model, (6, 5))
+    ends = {
+        name: array(model.get_layer(name).of_output.high)
+        for name in ("lstm", "both")
+    }
+    for name, high in ends.items():  # a symmetric range, as LiteRT asks for
+        low = array(model.get_layer(name).of_output.low)
+        np.testing.assert_allclose(low, -128 / 127 * high, rtol=1e-6)
+    gru = model.get_layer("gru").of_output
+    assert abs(array(gru.low) / array(gru.high) + 128 / 127) > 1e-3
+    plain = kso.strip(model)
+    np.testing.assert_allclose(array(plain(x)), array(model(x)), atol=1e-5)
+    [kernel, _] = [
+        weight
+        for weight in kso.prunable_weights(plain)
+        if weight.path.startswith("lstm/")
+    ]
+    for gate in np.split(kernel.value, 4, axis=-1):
+        steps = 7 * gate / np.abs(gate).max()
+        np.testing.assert_allclose(steps, np.rint(steps), atol=1e-4)
+
+
+def test_lstms_with_a_scale_for_each_gate_are_saved(tmp_path):
+    model = quantize_aware(kso.sparsify(recurrent(), 0.5, seed=0))
+    x = fit(model, (6, 5))
+    again = reloaded(model, tmp_path)
+    assert again.get_layer("lstm").of_output.symmetric
+    assert not again.get_layer("gru").of_output.symmetric
+    np.testing.assert_array_equal(array(again(x)), array(model(x)))
+
+
+def test_lstms_on_live_blocks_stay_in_floats():
+    dense = keras.Sequential(
+        [keras.Input((6, 16)), L.LSTM(16, name="lstm"), L.Dense(4, name="head")]
     )
-    model = keras.Model(
-        inputs, L.Dense(4, name="head")(L.GRU(8, name="gru")(x))
+    blocks = kso.sparsify(
+        dense,
+        0.5,
+        structure=kso.Block(4, 4),
+        storage="blocks",
+        exclude="head",
+        seed=0,
     )
     quantized = [
-        w.path for w in kso.prunable_weights(quantize_aware(model)) if w.storage
+        weight.path
+        for weight in kso.prunable_weights(quantize_aware(blocks))
+        if weight.storage is not None and weight.storage.quantizer is not None
     ]
     assert quantized == ["head/kernel"]
 
@@ -242,6 +305,19 @@ def test_a_range_follows_its_input_and_has_a_least_width():
     layer = FakeQuantize()
     assert not array(layer(np.zeros((2, 3)), training=True)).any()
     assert layer.step() == pytest.approx(1e-6 / 255)  # biases are divided by it
+
+
+def test_a_symmetric_range_follows_the_largest_magnitude():
+    layer = FakeQuantize(momentum=0.75, symmetric=True)
+    x = np.array([[-2.54, 0.5, 1.0]], "float32")
+    layer(x, training=True)
+    assert float(array(layer.high)) == pytest.approx(2.54)
+    assert float(array(layer.low)) == pytest.approx(-2.56)
+    assert layer.step() == pytest.approx(0.02)
+    layer(2 * x, training=True)
+    assert float(array(layer.high)) == pytest.approx(1.25 * 2.54)
+    again = FakeQuantize.from_config(layer.get_config())
+    assert again.symmetric
 
 
 def test_refusals():
