@@ -121,9 +121,9 @@ SUBJECTS: dict[str, Callable[[], Subject]] = {
 
 
 def as_list(outputs: Any) -> list[np.ndarray]:
-    """Outputs in the order of their names, as float64."""
+    """Outputs in the order of the model, as float64."""
     if isinstance(outputs, dict):
-        outputs = [outputs[name] for name in sorted(outputs)]
+        outputs = [*outputs.values()]
     if not isinstance(outputs, list):
         outputs = [outputs]
     return [np.asarray(output, np.float64) for output in outputs]

@@ -1,7 +1,7 @@
 """Float32 LiteRT files to float16, or to integers by ai-edge-quantizer (AEQ) in trained ranges."""
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -53,6 +53,37 @@ _LEAST_DYNAMIC = 1024  # entries of a kernel that is quantized in dynamic files
 _FEW_BITS = {"dynamic_int4": (2, 4), "int4": (4,)}
 
 
+class Calibration(NamedTuple):
+    """What calibrating rows show of a file of floats.
+
+    Attributes:
+        ranges: The ranges of tensors, by name.
+        peaks: Those inside of LSTMs.
+    """
+
+    ranges: Mapping[str, Range]
+    peaks: Mapping[str, Peaks]
+
+    def narrowed(self, shares: Mapping[str, float]) -> "Calibration":
+        """The same with a share of the range of each tensor that is named."""
+        ranges = dict(self.ranges)
+        for name, share in shares.items():
+            if name in ranges:
+                low, high = ranges[name]
+                ranges[name] = share * low, share * high
+        return Calibration(ranges, self.peaks)
+
+
+def calibration_of(content: bytes, batches: Batches) -> Calibration:
+    """The ranges in a file of floats on batches of inputs."""
+    batches = list(batches)
+    peaks = measured_peaks(content, batches)
+    ranges = calibrated(content, batches)
+    for name, peaks_of_lstm in peaks.items():
+        ranges[name] = range_of_output(peaks_of_lstm)
+    return Calibration(ranges, peaks)
+
+
 class IntegerPlan(NamedTuple):
     """The arguments of AEQ for one file.
 
@@ -68,7 +99,7 @@ class IntegerPlan(NamedTuple):
     model: ModelT
     recipe: list[Rule]
     ranges: dict[str, Range]
-    peaks: dict[str, Peaks]
+    peaks: Mapping[str, Peaks]
     in_floats: list[tuple[SubGraphT, OperatorT]]
     kernels: list[IntegerKernel]
 
@@ -76,7 +107,7 @@ class IntegerPlan(NamedTuple):
 def in_storage(
     content: bytes,
     storage: str,
-    batches: Batches | None,
+    calibration: Calibration | None,
     ends: Sequence[str] = ("float32", "float32"),
     floats: Collection[str] = (),
 ) -> bytes:
@@ -85,7 +116,7 @@ def in_storage(
     Args:
         content: bytes. The file, with marks of trained ranges or without.
         storage: str. Such as "int8".
-        batches: Inputs by name, for the ranges of static integers; None where they were trained.
+        calibration: The ranges of static integers; None where they were trained.
         ends: Types of inputs and outputs.
         floats: Names of tensors. Operations that write one stay in floats.
 
@@ -97,7 +128,7 @@ def in_storage(
         return content
     if storage == "float16":
         return narrowed(content, "float16")
-    plan = integer_plan(content, storage, batches, ends, floats)
+    plan = integer_plan(content, storage, calibration, ends, floats)
     precise = set()
     for graph, operator in _writers_of(plan.model, floats, ()):
         precise |= {name_of(graph.tensors[index]) for index in operator.inputs}
@@ -120,7 +151,7 @@ def _kind_of(storage: str) -> str:
 def integer_plan(
     content: bytes,
     storage: str,
-    batches: Batches | None,
+    calibration: Calibration | None,
     ends: Sequence[str] = ("float32", "float32"),
     floats: Collection[str] = (),
 ) -> IntegerPlan:
@@ -129,7 +160,7 @@ def integer_plan(
     model = read_model(content)
     recipe = [_rule(".*", "*", _settings(kind))]
     ranges: dict[str, Range] = {}
-    peaks: dict[str, Peaks] = {}
+    peaks: Mapping[str, Peaks] = {}
     in_floats: list[tuple[SubGraphT, OperatorT]] = []
     if kind == "static":
         # LiteRT multiplies stacks of matrices with one scale; with others it computes zeros.
@@ -143,19 +174,13 @@ def integer_plan(
         with_plain_gathers(model)
         with_slices(model)
         trained = take_marks(model)
-        measured = trained
-        if batches is not None:
-            batches = list(batches)
-            peaks = measured_peaks(content, batches)
-            measured = calibrated(content, batches)
-            for name, peaks_of_lstm in peaks.items():
-                measured[name] = range_of_output(peaks_of_lstm)
+        measured: Mapping[str, Range] = trained
+        if calibration is not None:
+            measured, peaks = calibration
         part_outputs(model)
         ranges, in_floats = implied_ranges(model, measured, recipe)
         in_floats += _writers_of(model, floats, in_floats)
-        ranges = {
-            name: wide_enough(measured) for name, measured in ranges.items()
-        }
+        ranges = {name: wide_enough(bounds) for name, bounds in ranges.items()}
         round_floats(model, trained, ranges, in_floats)
         recipe += _rules_of_ends(ends)
     kernels = integer_kernels(model, kind, _FEW_BITS.get(storage, ()))

@@ -1,4 +1,4 @@
-"""`int8_errors`, and the remedies of `export_litert`: `equalize` and `floats`."""
+"""`int8_errors`, and the remedies of `export_litert`: `ranges`, `equalize`, `floats`, `max_loss`."""
 
 import sys
 
@@ -128,6 +128,59 @@ def test_layers_in_floats_by_name_and_by_themselves(model, plain, tmp_path):
     assert better.error <= 1.1 * auto.error
 
 
+def with_an_outlier():
+    """A network and rows; one row has one pixel of 40, which most of a measured range is for."""
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input((8, 8, 3), name="image")
+    x = L.Conv2D(8, 3, activation="relu", name="first")(inputs)
+    x = L.GlobalAveragePooling2D(name="mean")(x)
+    model = keras.Model(inputs, L.Dense(4, name="head")(x))
+    rows = IMAGES.copy()
+    rows[40, 3, 3] = 40.0
+    return model, rows
+
+
+def test_fitted_ranges_clip_outliers(tmp_path):
+    model, rows = with_an_outlier()
+    data = {"representative_data": rows, "sample": IMAGES[:32] + 0.1}
+    measured = exported(model, tmp_path / "a.tflite", **data)
+    fitted = exported(model, tmp_path / "b.tflite", ranges="fitted", **data)
+    assert fitted.error < 0.8 * measured.error
+    assert fitted.bytes == measured.bytes
+    assert (measured.remedy, fitted.remedy) == ("", "fitted ranges")
+    assert "remedies              fitted ranges" in str(fitted)
+
+
+def test_max_loss_takes_the_first_remedy_that_is_enough(model, plain, tmp_path):
+    path = tmp_path / "a.tflite"
+    data = {"mode": "int8", "representative_data": IMAGES}
+    first = export_litert(model, path, max_loss=2 * plain.error, **data)
+    assert first.remedy == "measured ranges"
+    assert [outcome.bytes for outcome in first.routes] == [first.bytes]
+    second = export_litert(model, path, max_loss=0.5 * plain.error, **data)
+    names = [outcome.remedy for outcome in second.routes]
+    assert names[-1] == second.remedy == "fitted ranges, equalized channels"
+    assert names[:-1] == ["measured ranges", "fitted ranges"]
+    assert second.error <= 0.5 * plain.error == second.tolerance
+    assert f"int8, {names[0]}: no file" in str(second)
+    last = export_litert(model, path, max_loss=0.15 * plain.error, **data)
+    assert last.remedy.endswith("a stretch in floats")
+    assert last.error <= 0.15 * plain.error
+    content = path.read_bytes()
+    refusal = pytest.raises(
+        kso.export.ExportVerificationError,
+        match=r"Raise `max_loss`.*measured ranges: error.*in floats: error",
+    )
+    with refusal:
+        export_litert(model, path, max_loss=1e-9, **data)
+    ends = {"inference_input_type": "int8", "inference_output_type": "int8"}
+    with pytest.raises(
+        kso.export.ExportVerificationError, match=r"equalized channels: [^;]*$"
+    ):
+        export_litert(model, path, max_loss=1e-9, **data, **ends)
+    assert path.read_bytes() == content  # an older file stays
+
+
 def test_the_shortest_stretch():
     def item(error, *operations, size=0):
         return TensorError("activations", "", operations, size, error)
@@ -178,6 +231,16 @@ def test_refusals(model, tmp_path):
         export_litert(model, path, mode="int8", floats=["hed"], **data)
     with pytest.raises(ValueError, match="a list of names"):
         export_litert(model, path, mode="int8", floats="head", **data)
+    with pytest.raises(ValueError, match="'measured', 'fitted'"):
+        export_litert(model, path, mode="int8", ranges="all", **data)
+    with pytest.raises(ValueError, match="leave these four out"):
+        export_litert(
+            model, path, mode="int8", max_loss=0.1, equalize=True, **data
+        )
+    with pytest.raises(ValueError, match="`max_loss`"):
+        export_litert(model, path, mode="int8", max_loss=-0.1, **data)
+    with pytest.raises(ValueError, match="mode='int8'"):
+        export_litert(model, path, mode="float16", max_loss=0.1)
     trained = kso.quantize_aware(model)
     trained(IMAGES, training=True)
     with pytest.raises(ValueError, match="`exclude`"):
