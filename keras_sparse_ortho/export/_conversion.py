@@ -88,8 +88,11 @@ class _Converter:
         if self._task.rows.choosing is not None:
             job["choosing"] = self._saved("choosing", self._task.rows.choosing)
         if remedy.fits_ranges or remedy.floats is not None:
+            layers = None
+            if isinstance(remedy.floats, list):
+                layers = self._layer_outputs()
             job["choice"] = {
-                "layers": self._layer_outputs(),
+                "layers": layers,
                 "fits_ranges": remedy.fits_ranges,
                 "floats": remedy.floats,
                 "tolerance": self._task.tolerance,

@@ -148,20 +148,20 @@ def export_litert(
             assumed. So the order is an estimate, and the report says so.
         ranges: With `"int8"` or `"int4"`: `"measured"`, from the least to the largest value on the
             rows that calibrate; or `"fitted"`, for each tensor the part of it, from 1 to 0.5, in
-            which the outputs lose least. That takes seconds, and costs no bytes.
+            which the outputs lose least on up to 96 of these rows. That takes seconds, and costs no
+            bytes.
         equalize: bool. With `"int8"` or `"int4"`: whether ranges of channels are made even first,
             on the rows that calibrate, see `quantization.equalize`. It costs no bytes. For
             functional and Sequential models; others raise NotPrunableError.
         floats: With `"int8"` or `"int4"`: names of layers whose operations stay in floats, or
             `"auto"`, the shortest stretch of operations with nine tenths of the error in it, by the
             table of `int8_errors`; with a `tolerance` the shortest with which the error is that
-            low. Kernels of these operations are stored in float16.
+            low. It is chosen on rows held out of `representative_data`, a quarter and at most 32,
+            which neither calibrate nor compare. Kernels of these operations are stored in float16.
         max_loss: float. With `"int8"` or `"int4"`: the error that is low enough, in place of the
             four arguments from `tolerance` on that make it low. One file after the other is made,
             as measured, with fitted ranges, equalized, with a stretch in floats (with float ends
             only), and the first whose error is at most that is taken; `report.routes` has all.
-            What is fitted or chosen is so on rows held out of `representative_data`, a quarter and
-            at most 32, which neither calibrate nor compare.
 
     Returns:
         The `ExportReport`: sizes, zeros of each weight, differences, every route tried; its `plot`

@@ -75,13 +75,21 @@ class Calibration(NamedTuple):
 
 
 def calibration_of(content: bytes, batches: Batches) -> Calibration:
-    """The ranges in a file of floats on batches of inputs."""
+    """The ranges in a file of floats on batches of inputs.
+
+    A tensor that is infinite on some row has none, so what writes or reads it stays in floats.
+    """
     batches = list(batches)
     peaks = measured_peaks(content, batches)
     ranges = calibrated(content, batches)
     for name, peaks_of_lstm in peaks.items():
         ranges[name] = range_of_output(peaks_of_lstm)
-    return Calibration(ranges, peaks)
+    finite = {
+        name: bounds
+        for name, bounds in ranges.items()
+        if np.isfinite(bounds).all()
+    }
+    return Calibration(finite, peaks)
 
 
 class IntegerPlan(NamedTuple):

@@ -103,8 +103,8 @@ class Remedy:
 
     @property
     def chooses(self) -> bool:
-        """Whether it is chosen on rows."""
-        return self.fits_ranges or self.floats == "auto"
+        """Whether it is chosen on rows that neither calibrate nor compare."""
+        return self.floats == "auto"
 
     @property
     def name(self) -> str:

@@ -118,8 +118,9 @@ def convert(
         return []
     content = float_file(path)
     calibration = None
+    batches: list[dict[str, np.ndarray]] = []
     if representative is not None and storage in ("int8", "int4"):
-        batches = _batches(representative, inputs)
+        batches = list(_batches(representative, inputs))
         calibration = calibration_of(content, batches)
     try:
         if calibration is None or choice is None:
@@ -128,7 +129,7 @@ def convert(
             rows: list[dict[str, np.ndarray]] = []
             if choosing is not None:
                 rows = list(_batches(choosing, inputs))
-            remedies = Choice(choosing=rows, **choice)
+            remedies = Choice(batches, rows, **choice)
             content = remedied_file(
                 content, storage, calibration, ends, remedies
             )
