@@ -114,15 +114,15 @@ def _fitted(
             continue
         name = name_of(graph.tensors[index])
         low, high = plan.ranges[name]
-        least = math.inf
+        least_error = math.inf
         for share in (1.0, *_SHARES_OF_RANGE):
             with rounded_tensor(plan, index, (share * low, share * high)):
                 outputs = outputs_of(write_model(plan.model), batches)
             error = sum(errors_by_output(outputs, expected))
-            if error < least:
-                least = error
+            if error < least_error:
+                least_error = error
                 shares[name] = share
-            elif error > _FAR_WORSE * least:
+            elif error > _FAR_WORSE * least_error:
                 break
     return calibration.narrowed(shares)
 

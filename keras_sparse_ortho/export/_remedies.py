@@ -23,8 +23,7 @@ def with_remedy(task: Task, remedy: Remedy) -> Task:
     """A task of the same model with a remedy.
 
     Raises:
-        NotPrunableError: Ranges of channels are to be equalized, and the model is no functional
-            one.
+        NotPrunableError: The remedy equalizes channels, and the model is no functional one.
     """
     task = dataclasses.replace(task, remedy=remedy)
     if not remedy.equalizes:

@@ -167,8 +167,8 @@ class RouteOutcome(Answering):
         in_floats: For `"int8"` and `"int4"`, dense or not: the operations that the file computes in
             floats all the same, such as "MEAN of model/norm/moments", by the converter's names. A
             device without floats cannot run them.
-        remedy: str. Of static integers with `max_loss`, `ranges`, `equalize` or `floats`: what was
-            done, such as "fitted ranges, equalized channels".
+        remedy: str. How a file of static integers was made better with `max_loss`, `ranges`,
+            `equalize` or `floats`, such as "fitted ranges, equalized channels".
     """
 
     route: str

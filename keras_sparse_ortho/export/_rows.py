@@ -124,10 +124,7 @@ def _without_calibration(
 def _parted(
     arrays: list[np.ndarray], uses: int, batch_size: int
 ) -> tuple[list[np.ndarray], list[list[np.ndarray]]]:
-    """Rows that calibrate, and those that are held out for each of some uses, in turn.
-
-    Nothing is held out of few rows.
-    """
+    """The rows that calibrate, and the rows of each other use; few rows all calibrate."""
     count = len(arrays[0])
     count_of_each = min(count // _HELD_OUT_PART, _MOST_HELD_OUT)
     count_held_out = uses * count_of_each

@@ -89,7 +89,7 @@ class Workspace:
 
 @dataclasses.dataclass(frozen=True)
 class Remedy:
-    """What makes a file of static integers lose less, besides its rows.
+    """How a file of static integers loses less than with measured ranges alone.
 
     Attributes:
         fits_ranges: bool. Whether ranges are fitted, or as they were measured.
@@ -109,16 +109,16 @@ class Remedy:
     @property
     def name(self) -> str:
         """Such as "fitted ranges, equalized channels"."""
-        parts = ["measured ranges"]
+        names = ["measured ranges"]
         if self.fits_ranges:
-            parts = ["fitted ranges"]
+            names = ["fitted ranges"]
         if self.equalizes:
-            parts.append("equalized channels")
+            names.append("equalized channels")
         if self.floats == "auto":
-            parts.append("a stretch in floats")
+            names.append("a stretch in floats")
         elif self.floats:
-            parts.append("layers in floats")
-        return ", ".join(parts)
+            names.append("layers in floats")
+        return ", ".join(names)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,7 +139,7 @@ class Task:
         ends: Types of inputs and outputs of the file.
         tolerance: float. The largest error that passes; None for that of the route.
         timeout: float. Seconds for each job of a subprocess.
-        remedy: What makes files of static integers lose less.
+        remedy: How files of static integers lose less.
     """
 
     model: keras.Model
