@@ -204,7 +204,7 @@ def exported(
 
 
 def files_of(subject: Subject) -> dict[str, dict[str, Any]]:
-    """The settings of the files of a network, by what was done."""
+    """The settings of the files of a network, by their labels."""
     if subject.training is None:
         return _FILES
     return _FILES | {_TRAINED: {}}

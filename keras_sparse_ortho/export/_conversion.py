@@ -82,7 +82,7 @@ class _Converter:
         self._choice = self._chosen_on_rows()
 
     def _chosen_on_rows(self) -> Job:
-        """What the worker needs for the remedies of static integers, if there are any."""
+        """The arguments of the worker for the remedies of static integers, if there are any."""
         remedy = self._task.remedy
         job: Job = {}
         if self._task.rows.choosing is not None:

@@ -406,7 +406,7 @@ def _check_remedies(
     Args:
         model: The user's model.
         routes: Those of the mode.
-        remedy: What was asked for.
+        remedy: The user's remedies.
         ranges: As the user gave it, and so is the next one.
         max_loss: The error that is low enough.
         trained: bool. Whether ranges of activations were trained.

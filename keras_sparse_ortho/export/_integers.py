@@ -54,7 +54,7 @@ _FEW_BITS = {"dynamic_int4": (2, 4), "int4": (4,)}
 
 
 class Calibration(NamedTuple):
-    """What calibrating rows show of a file of floats.
+    """The ranges in a file of floats on rows that calibrate.
 
     Attributes:
         ranges: The ranges of tensors, by name.

@@ -30,14 +30,14 @@ from keras_sparse_ortho.export._tensor_errors import (
 _SHARE = 0.9  # of the error, that a stretch in floats takes away
 # Shares that are tried until a file is good enough.
 _SHARES = (0.0, 0.5, 0.75, _SHARE, 0.97, 0.99, 1.0)
-# Of a measured range. Below a half nothing was gained on any network tried.
+# Shares of a measured range that are tried.
 _SHARES_OF_RANGE = (0.9, 0.8, 0.7, 0.6, 0.5)
 _FAR_WORSE = 2.0  # times the least error: narrower ranges clip more still
 _FITTING = 96  # rows. On fewer, values that others reach are clipped.
 
 
 class Choice(NamedTuple):
-    """What is chosen of a file of integers, and on which rows.
+    """The remedies of a file of integers, and the rows on which they are chosen.
 
     Attributes:
         calibrating: Inputs to fit ranges on.
