@@ -47,6 +47,7 @@ from keras_sparse_ortho.export._routes import (
     routes_of,
 )
 from keras_sparse_ortho.export._task import (
+    STRETCH,
     Remedy,
     Steps,
     Task,
@@ -229,9 +230,7 @@ def export_litert(
     if mode is None and not _has_zeros(task):
         routes = routes[:1]
     report = _exported(task, routes, file, mode, target, max_loss is not None)
-    if floats is None and not report.remedy.endswith(
-        Remedy(floats="auto").name
-    ):
+    if floats is None and STRETCH not in report.remedy:
         warn_of_floats(report)
     return report
 

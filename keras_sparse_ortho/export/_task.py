@@ -45,6 +45,8 @@ from keras_sparse_ortho.export._signature import (
 )
 from keras_sparse_ortho.quantization import has_trained_ranges
 
+STRETCH = "a stretch in floats"  # the name of a remedy
+
 
 class Steps:
     """Says on standard error what is done, after how many seconds; by default to people only."""
@@ -115,7 +117,7 @@ class Remedy:
         if self.equalizes:
             names.append("equalized channels")
         if self.floats == "auto":
-            names.append("a stretch in floats")
+            names.append(STRETCH)
         elif self.floats:
             names.append("layers in floats")
         return ", ".join(names)
