@@ -69,14 +69,14 @@ def candidates(
         and (task.lstms.quarters or not route.of_lstms)
     ]
     if not fitting:
-        return [_failed(routes[0], _no_use(task, routes[0]))]
+        return [failed(routes[0], _no_use(task, routes[0]))]
     tried = []
     converted = {}
     for route, file in convert(task, fitting, workspace).items():
         if isinstance(file, Path):
             converted[route] = file
         else:
-            tried.append(_failed(route, file))
+            tried.append(failed(route, file))
     order = list(converted)
     if size is not None:
         sizes = {
@@ -88,7 +88,7 @@ def candidates(
             try:
                 tried.append(_candidate(task, route, converted[route]))
             except ExportVerificationError as failure:
-                tried.append(_failed(route, failure))
+                tried.append(failed(route, failure))
         if size is not None and tried[-1].file is not None:
             break
     for candidate in tried:
@@ -106,7 +106,7 @@ def candidates(
     return tried
 
 
-def _failed(
+def failed(
     route: Route, failure: Exception, error: float | None = None
 ) -> Candidate:
     outcome = RouteOutcome(route.name, str(failure), error=error)
@@ -151,7 +151,7 @@ def _candidate(task: Task, route: Route, converted: Path) -> Candidate:
             f"`{comparison.worst_output}`, maximal difference {comparison.max_abs_diff:.3g}, on "
             f"{len(task.rows.compared[0])} rows ({task.rows.origin})"
         )
-        return _failed(route, failure, comparison.error)
+        return failed(route, failure, comparison.error)
     blocks = task.blocks if route.of_blocks else BlockPlan({}, {})
     lstms = _lstms_in(task, content)
     # The file lacks the zeros between blocks.

@@ -21,6 +21,7 @@ from keras_sparse_ortho.export._process import (
     shared_worker,
 )
 from keras_sparse_ortho.export._routes import Route, fuses_lstms
+from keras_sparse_ortho.export._signature import full_batches
 from keras_sparse_ortho.export._task import Task, Workspace
 from keras_sparse_ortho.export._tracing import write_traced
 
@@ -78,22 +79,39 @@ class _Converter:
             file = workspace.folder / "representative.npz"
             np.savez(file, *task.rows.calibrating)
             self._job["representative"] = str(file)
-        self._job_of_floats: Job = {}
-        if task.floats is not None:
-            self._job_of_floats = {
-                **self._rows_of_layers(),
-                "floats": task.floats,
-                "tolerance": task.tolerance,
-            }
+        self._choice = self._chosen_on_rows()
 
-    def _rows_of_layers(self) -> Job:
-        """Files of the rows to measure on, and of all layers' outputs on one batch."""
-        folder = self._workspace.folder
-        held = folder / "held.npz"
-        np.savez(held, *self._task.rows.compared)
-        layers = folder / "layers.npz"
+    def _chosen_on_rows(self) -> Job:
+        """The arguments of the worker for the remedies of static integers, if there are any."""
+        remedy = self._task.remedy
+        job: Job = {}
+        if self._task.rows.choosing is not None:
+            job["choosing"] = self._saved("choosing", self._task.rows.choosing)
+        if remedy.fits_ranges or remedy.floats is not None:
+            layers = None
+            if isinstance(remedy.floats, list):
+                layers = self._layer_outputs()
+            job["choice"] = {
+                "layers": layers,
+                "fits_ranges": remedy.fits_ranges,
+                "floats": remedy.floats,
+                "tolerance": self._task.tolerance,
+            }
+        return job
+
+    def _saved(self, name: str, rows: list[np.ndarray]) -> str:
+        """The file of rows, in whole batches."""
+        file = self._workspace.folder / f"{name}.npz"
+        batches = full_batches(rows, self._task.signature.batch_size)
+        arrays = [np.concatenate(parts) for parts in zip(*batches, strict=True)]
+        np.savez(file, *arrays)
+        return str(file)
+
+    def _layer_outputs(self) -> str:
+        """The file of all layers' outputs on one batch."""
+        layers = self._workspace.folder / "layers.npz"
         write_layer_outputs(self._task, layers)
-        return {"held": str(held), "layers": str(layers)}
+        return str(layers)
 
     def measured(self) -> dict[str, Any]:
         """The errors of the tensors of a file of int8."""
@@ -111,7 +129,8 @@ class _Converter:
             write_kernels(kernels, self._task.kernels)
             job = {
                 **self._job,
-                **self._rows_of_layers(),
+                "held": self._saved("held", self._task.rows.compared),
+                "layers": self._layer_outputs(),
                 "path": str(path),
                 "kernels": str(kernels),
             }
@@ -166,7 +185,7 @@ class _Converter:
             "result": str(file),
         }
         if route.needs_data:
-            job |= self._job_of_floats
+            job |= self._choice
         timeout = self._task.timeout
         marks = shared_worker().run("convert", timeout, **job)
         if marks:

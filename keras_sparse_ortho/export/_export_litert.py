@@ -34,9 +34,11 @@ from keras_sparse_ortho.export._process import (
     is_missing,
     require,
 )
+from keras_sparse_ortho.export._remedies import tried_remedies, with_remedy
 from keras_sparse_ortho.export._routes import (
     ENDS,
     MODES,
+    RANGES,
     TARGETS,
     ExportReport,
     Route,
@@ -44,7 +46,14 @@ from keras_sparse_ortho.export._routes import (
     installed_versions,
     routes_of,
 )
-from keras_sparse_ortho.export._task import Steps, Task, Workspace, task_of
+from keras_sparse_ortho.export._task import (
+    STRETCH,
+    Remedy,
+    Steps,
+    Task,
+    Workspace,
+    task_of,
+)
 from keras_sparse_ortho.export._weight_zeros import read_weights
 from keras_sparse_ortho.quantization import has_trained_ranges
 
@@ -82,8 +91,10 @@ def export_litert(
     inference_input_type: str = "float32",
     inference_output_type: str = "float32",
     target: str | None = None,
+    ranges: str = "measured",
     equalize: bool = False,
     floats: Sequence[str] | str | None = None,
+    max_loss: float | None = None,
 ) -> ExportReport:
     """Exports a model as a LiteRT (TFLite) file, verified.
 
@@ -136,14 +147,22 @@ def export_litert(
         target: Of `"fast"`: `None`, this machine, or `"arm64"`. Files are timed on this machine all
             the same, without AMX, which no such processor has; int8 dot products (Armv8.2) are
             assumed. So the order is an estimate, and the report says so.
+        ranges: With `"int8"` or `"int4"`: `"measured"`, from the least to the largest value on the
+            rows that calibrate; or `"fitted"`, for each tensor the part of it, from 1 to 0.5, in
+            which the outputs lose least on up to 96 of these rows. That takes seconds, and costs no
+            bytes.
         equalize: bool. With `"int8"` or `"int4"`: whether ranges of channels are made even first,
             on the rows that calibrate, see `quantization.equalize`. It costs no bytes. For
             functional and Sequential models; others raise NotPrunableError.
         floats: With `"int8"` or `"int4"`: names of layers whose operations stay in floats, or
             `"auto"`, the shortest stretch of operations with nine tenths of the error in it, by the
             table of `int8_errors`; with a `tolerance` the shortest with which the error is that
-            low. It is chosen on the rows to compare on. Kernels of these operations are
-            stored in float16.
+            low. It is chosen on rows held out of `representative_data`, a quarter and at most 32,
+            which neither calibrate nor compare. Kernels of these operations are stored in float16.
+        max_loss: float. With `"int8"` or `"int4"`: the error that is low enough, in place of the
+            four arguments from `tolerance` on that make it low. One file after the other is made,
+            as measured, with fitted ranges, equalized, with a stretch in floats (with float ends
+            only), and the first whose error is at most that is taken; `report.routes` has all.
 
     Returns:
         The `ExportReport`: sizes, zeros of each weight, differences, every route tried; its `plot`
@@ -189,8 +208,11 @@ def export_litert(
     ends = inference_input_type, inference_output_type
     if floats is not None and not isinstance(floats, str):
         floats = list(floats)
+    remedy = Remedy(ranges == "fitted", equalize, floats)
     _check_arguments(routes, mode, ends, target, representative_data, trained)
-    _check_remedies(model, routes, equalize, floats, trained)
+    _check_remedies(model, routes, remedy, ranges, max_loss, trained)
+    if max_loss is not None:
+        tolerance = _checked_loss(max_loss, tolerance, remedy)
     task = task_of(
         model,
         batch_size,
@@ -201,14 +223,14 @@ def export_litert(
         of_blocks=any(route.of_blocks for route in routes),
         of_lstms=any(fuses_lstms(route) for route in routes),
         ends=ends,
-        equal=equalize,
-        floats=floats,
+        chooses=remedy.chooses or max_loss is not None,
     )
+    task = with_remedy(task, remedy)
     warn_of_rows(task)
     if mode is None and not _has_zeros(task):
         routes = routes[:1]
-    report = _exported(task, routes, file, mode, target)
-    if floats is None:
+    report = _exported(task, routes, file, mode, target, max_loss is not None)
+    if floats is None and STRETCH not in report.remedy:
         warn_of_floats(report)
     return report
 
@@ -219,6 +241,7 @@ def _exported(
     file: Path,
     mode: str | None,
     target: str | None,
+    tries_remedies: bool,
 ) -> ExportReport:
     """Writes the file of the best route.
 
@@ -228,17 +251,21 @@ def _exported(
         file: Path. Where to write.
         mode: As for `export_litert`.
         target: As for `export_litert`.
+        tries_remedies: bool. Whether remedies are tried until the error is low enough.
     """
     # On the target's file system, so that the last step is one atomic rename.
     with staging(file.parent, file.name) as folder:
         steps = Steps("auto" if len(routes) > 1 else False)
         workspace = Workspace(folder, steps)
         size = {None: len, "small": len, "gzip": _zipped}.get(mode)
-        tried = candidates(task, routes, workspace, size)
+        if tries_remedies:
+            tried = tried_remedies(task, routes[0], workspace)
+        else:
+            tried = candidates(task, routes, workspace, size)
         winner = _best_of(tried, routes[0], task, workspace, mode, target)
         assert winner.file is not None
         report = ExportReport(
-            **vars(winner.outcome),
+            **_outcome_of(winner, task),
             **_figures_of(winner.file.read_bytes()),
             **_settings_of(task),
             path=str(file),
@@ -279,6 +306,14 @@ def _best_of(
     workspace.say(f"timing {len(verified)} files")
     _time(verified, task.timeout, target)
     return choose(verified)
+
+
+def _outcome_of(winner: Candidate, task: Task) -> dict[str, Any]:
+    """The figures of the best file, with the remedy that it was asked for."""
+    figures = dict(vars(winner.outcome))
+    if task.remedy != Remedy():
+        figures["remedy"] = task.remedy.name
+    return figures
 
 
 def _figures_of(content: bytes) -> dict[str, Any]:
@@ -360,30 +395,38 @@ def _check_arguments(
 def _check_remedies(
     model: keras.Model,
     routes: Sequence[Route],
-    equalize: bool,
-    floats: list[str] | str | None,
+    remedy: Remedy,
+    ranges: object,
+    max_loss: object,
     trained: bool,
 ) -> None:
-    """ValueError where `equalize` or `floats` does not fit the other arguments.
+    """ValueError where remedies do not fit the other arguments.
 
     Args:
         model: The user's model.
         routes: Those of the mode.
-        equalize: As the user gave it, and so is the next one.
-        floats: Names of layers, "auto", or None.
+        remedy: The user's remedies.
+        ranges: As the user gave it, and so is the next one.
+        max_loss: The error that is low enough.
         trained: bool. Whether ranges of activations were trained.
     """
-    if not equalize and floats is None:
+    if ranges not in RANGES:
+        raise ValueError(
+            f"`ranges` must be one of {list(RANGES)}. Received: {ranges=!r}"
+        )
+    if remedy == Remedy() and max_loss is None:
         return
     are_static = all(
         route.needs_data and route.encoding == "dense" for route in routes
     )
+    equalize, floats = remedy.equalizes, remedy.floats
     if trained or not are_static:
         modes = [route.name for route in routes]
         raise ValueError(
-            "`equalize` and `floats` are for mode='int8' and 'int4' with `representative_data`. In "
-            "a model of `quantize_aware`, whose ranges are trained, use its `exclude`. "
-            f"Received: {equalize=}, {floats=}, routes {modes[:5]}, trained ranges: {trained}"
+            "`ranges`, `equalize`, `floats` and `max_loss` are for mode='int8' and 'int4' with "
+            "`representative_data`. In a model of `quantize_aware`, whose ranges are trained, use "
+            f"its `exclude`. Received: {ranges=}, {equalize=}, {floats=}, {max_loss=}, routes "
+            f"{modes[:5]}, trained ranges: {trained}"
         )
     if floats is None or floats == "auto":
         return
@@ -396,6 +439,18 @@ def _check_remedies(
             "`floats` must be 'auto' or a list of names of layers of a functional or Sequential "
             f"model, some of {names[:10]}. Received: {floats!r}"
         )
+
+
+def _checked_loss(
+    max_loss: float, tolerance: float | None, remedy: Remedy
+) -> float:
+    """The largest error of a file whose remedies are chosen; ValueError if others are given."""
+    if tolerance is not None or remedy != Remedy():
+        raise ValueError(
+            "`max_loss` chooses `ranges`, `equalize` and `floats` itself, and is the tolerance: "
+            f"leave these four out. Received: {max_loss=}, {tolerance=}, {remedy.name}"
+        )
+    return check_number("max_loss", max_loss)
 
 
 def _time(

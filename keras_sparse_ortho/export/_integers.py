@@ -54,6 +54,45 @@ _LEAST_DYNAMIC = 1024  # entries of a kernel that is quantized in dynamic files
 _FEW_BITS = {"dynamic_int4": (2, 4), "int4": (4,)}
 
 
+class Calibration(NamedTuple):
+    """The ranges in a file of floats on rows that calibrate.
+
+    Attributes:
+        ranges: The ranges of tensors, by name.
+        peaks: Those inside of LSTMs.
+    """
+
+    ranges: Mapping[str, Range]
+    peaks: Mapping[str, Peaks]
+
+    def narrowed(self, shares: Mapping[str, float]) -> "Calibration":
+        """The same with a share of the range of each tensor that is named."""
+        ranges = dict(self.ranges)
+        for name, share in shares.items():
+            if name in ranges:
+                low, high = ranges[name]
+                ranges[name] = share * low, share * high
+        return Calibration(ranges, self.peaks)
+
+
+def calibration_of(content: bytes, batches: Batches) -> Calibration:
+    """The ranges in a file of floats on batches of inputs.
+
+    A tensor that is infinite on some row has none, so what writes or reads it stays in floats.
+    """
+    batches = list(batches)
+    peaks = measured_peaks(content, batches)
+    ranges = calibrated(content, batches)
+    for name, peaks_of_lstm in peaks.items():
+        ranges[name] = range_of_output(peaks_of_lstm)
+    finite = {
+        name: bounds
+        for name, bounds in ranges.items()
+        if np.isfinite(bounds).all()
+    }
+    return Calibration(finite, peaks)
+
+
 class IntegerPlan(NamedTuple):
     """The arguments of AEQ for one file.
 
@@ -69,7 +108,7 @@ class IntegerPlan(NamedTuple):
     model: ModelT
     recipe: list[Rule]
     ranges: dict[str, Range]
-    peaks: dict[str, Peaks]
+    peaks: Mapping[str, Peaks]
     in_floats: list[tuple[SubGraphT, OperatorT]]
     kernels: list[IntegerKernel]
 
@@ -77,7 +116,7 @@ class IntegerPlan(NamedTuple):
 def in_storage(
     content: bytes,
     storage: str,
-    batches: Batches | None,
+    calibration: Calibration | None,
     ends: Sequence[str] = ("float32", "float32"),
     floats: Collection[str] = (),
 ) -> bytes:
@@ -86,8 +125,8 @@ def in_storage(
     Args:
         content: bytes. The file, with marks of trained ranges or without.
         storage: str. Such as "int8".
-        batches: Inputs by name, for the ranges of static integers, or where those were trained for
-            the states inside of LSTMs; None without rows.
+        calibration: What rows show: the ranges of static integers, or the states inside of LSTMs
+            where ranges were trained; None without rows.
         ends: Types of inputs and outputs.
         floats: Names of tensors. Operations that write one stay in floats.
 
@@ -99,7 +138,7 @@ def in_storage(
         return content
     if storage == "float16":
         return narrowed(content, "float16")
-    plan = integer_plan(content, storage, batches, ends, floats)
+    plan = integer_plan(content, storage, calibration, ends, floats)
     precise = set()
     for graph, operator in _writers_of(plan.model, floats, ()):
         precise |= {name_of(graph.tensors[index]) for index in operator.inputs}
@@ -122,7 +161,7 @@ def _kind_of(storage: str) -> str:
 def integer_plan(
     content: bytes,
     storage: str,
-    batches: Batches | None,
+    calibration: Calibration | None,
     ends: Sequence[str] = ("float32", "float32"),
     floats: Collection[str] = (),
 ) -> IntegerPlan:
@@ -131,7 +170,7 @@ def integer_plan(
     model = read_model(content)
     recipe = [_rule(".*", "*", _settings(kind))]
     ranges: dict[str, Range] = {}
-    peaks: dict[str, Peaks] = {}
+    peaks: Mapping[str, Peaks] = {}
     in_floats: list[tuple[SubGraphT, OperatorT]] = []
     if kind == "static":
         # LiteRT multiplies stacks of matrices with one scale; with others it computes zeros.
@@ -145,23 +184,17 @@ def integer_plan(
         with_plain_gathers(model)
         with_slices(model)
         trained = take_marks(model)
-        measured = trained
-        if batches is not None:
-            batches = list(batches)
-            peaks = measured_peaks(content, batches)
-        if batches is not None and not trained:
-            measured = calibrated(content, batches)
-            for name, peaks_of_lstm in peaks.items():
-                measured[name] = range_of_output(peaks_of_lstm)
+        measured: Mapping[str, Range] = trained
+        if calibration is not None:
+            peaks = calibration.peaks
+            if not trained:
+                measured = calibration.ranges
         part_outputs(model)
         ranges, in_floats = implied_ranges(model, measured, recipe)
-        if peaks and trained and batches is not None:
-            of_rows = calibrated(content, batches)
-            peaks = peaks_in_ranges(model, peaks, ranges, of_rows)
+        if trained and calibration is not None:
+            peaks = peaks_in_ranges(model, peaks, ranges, calibration.ranges)
         in_floats += _writers_of(model, floats, in_floats)
-        ranges = {
-            name: wide_enough(measured) for name, measured in ranges.items()
-        }
+        ranges = {name: wide_enough(bounds) for name, bounds in ranges.items()}
         round_floats(model, trained, ranges, _without_lstms(in_floats, peaks))
         recipe += _rules_of_ends(ends)
     kernels = integer_kernels(model, kind, _FEW_BITS.get(storage, ()))

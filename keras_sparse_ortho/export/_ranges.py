@@ -53,7 +53,7 @@ PASS_ON = (
     "MAX_POOL_2D",
     "AVERAGE_POOL_2D",
 )
-_FIXED: dict[str, Range] = {
+FIXED: dict[str, Range] = {
     "SOFTMAX": (0.0, 255 / 256),
     "LOGISTIC": (0.0, 255 / 256),
     "TANH": (-1.0, 127 / 128),
@@ -180,8 +180,8 @@ def _imply_forward(step: _Operation, ranges: dict[str, Range]) -> None:
         return
     first = ranges[step.sources[0]]
     if all(source in ranges for source in step.sources):
-        if step.kind in _FIXED:
-            ranges.update(dict.fromkeys(step.results, _FIXED[step.kind]))
+        if step.kind in FIXED:
+            ranges.update(dict.fromkeys(step.results, FIXED[step.kind]))
         elif step.kind in PASS_ON:
             ranges.update(dict.fromkeys(step.results, first))
     if step.kind == "RELU":

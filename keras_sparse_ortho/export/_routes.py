@@ -27,6 +27,7 @@ TOLERANCES = {
     "int4": 0.1,
 }
 ENDS = ("float32", "int8", "uint8")  # types of inputs and outputs
+RANGES = ("measured", "fitted")  # of activations
 TARGETS = {
     "arm64": "times are those of this machine without AMX; arm64 has int8 dot products"
 }
@@ -166,6 +167,8 @@ class RouteOutcome(Answering):
         in_floats: For `"int8"` and `"int4"`, dense or not: the operations that the file computes in
             floats all the same, such as "MEAN of model/norm/moments", by the converter's names. A
             device without floats cannot run them.
+        remedy: str. How a file of static integers was made better with `max_loss`, `ranges`,
+            `equalize` or `floats`, such as "fitted ranges, equalized channels".
     """
 
     route: str
@@ -182,6 +185,7 @@ class RouteOutcome(Answering):
     left_out: int = 0
     folded: tuple[str, ...] = ()
     in_floats: tuple[str, ...] = ()
+    remedy: str = ""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
@@ -283,7 +287,7 @@ class ExportReport(RouteOutcome):
             **self._figures(),
             **self._figures_of_routes(),
         }.items():
-            lines.append(f"{label:<22}{value}")
+            lines.append(f"{label:<21} {value}")
         return "\n".join(lines)
 
     def _lines_of_weights(self) -> list[str]:
@@ -308,6 +312,8 @@ class ExportReport(RouteOutcome):
             f"{self.max_abs_diff:.3g} apart",
             "compared on": f"{self.sample_rows} rows ({self.compared_on})",
         }
+        if self.remedy:
+            figures["remedies"] = self.remedy
         if self.ends != ("float32", "float32"):
             figures["inputs, outputs"] = ", ".join(self.ends)
         if self.assumed is not None:
@@ -340,7 +346,10 @@ class ExportReport(RouteOutcome):
                 if outcome.latency_ms is not None:
                     text += f", {outcome.latency_ms:.3g} ms a call"
                 text += f", made in {outcome.seconds:.1f} s"
-            figures[f"  {outcome.route}"] = text
+            label = f"  {outcome.route}"
+            if outcome.remedy:
+                label += f", {outcome.remedy}:"
+            figures[label] = text
         return figures
 
 

@@ -58,12 +58,18 @@ def count_of_inputs(model: keras.Model) -> int | None:
 
 
 class Rows(NamedTuple):
-    """Rows that calibrate a file, rows to compare on, and where those come from.
+    """The rows of an export.
 
-    Where ranges were trained, the first ones show the states inside of LSTMs alone.
+    Attributes:
+        calibrating: Rows that calibrate a file, if any do. Where ranges were trained, they show
+            the states inside of LSTMs alone.
+        choosing: Rows on which remedies are chosen; None where none is.
+        compared: Rows to compare on.
+        origin: str. Where those come from.
     """
 
     calibrating: list[np.ndarray] | None
+    choosing: list[np.ndarray] | None
     compared: list[np.ndarray]
     origin: str
 
@@ -73,47 +79,65 @@ def rows_of(
     sample: list[np.ndarray] | None,
     representative: list[np.ndarray] | None,
     trained: bool,
+    chooses: bool = False,
 ) -> Rows:
-    """Rows to calibrate and to compare on.
+    """Rows to calibrate, to choose and to compare on; no row has two uses if there are enough.
 
     Args:
         signature: `Signature`. The inputs of the file.
         sample: The user's rows to compare on.
         representative: The user's rows to calibrate on.
         trained: bool. Whether ranges were trained, for which no rows are held out.
+        chooses: bool. Whether remedies are chosen on rows.
     """
-    calibrating = None if trained else representative
-    if sample is not None:
-        origin = "sample"
-        if calibrating is not None and _bytes_of(sample) <= _bytes_of(
-            calibrating
-        ):
-            origin += _HAVE_CALIBRATED
-        return Rows(representative, sample, origin)
-    if representative is None:
-        return Rows(
-            None,
-            signature.random_sample(),
-            "standard normal rows",
-        )
+    if representative is None or trained:
+        return _without_holding_out(signature, sample, representative)
+    uses = int(chooses) + int(sample is None)
+    calibrating, held_out = _parted(representative, uses, signature.batch_size)
     first_rows = [array[: signature.default_rows] for array in representative]
-    if trained:
-        return Rows(representative, first_rows, "representative_data")
-    count = len(representative[0])
-    count_held_out = min(count // _HELD_OUT_PART, _MOST_HELD_OUT)
-    if count < _FEW_ROWS or count - count_held_out < signature.batch_size:
-        return Rows(
-            representative,
-            first_rows,
-            f"representative_data{_HAVE_CALIBRATED}",
-        )
-    held_out = np.zeros(count, bool)
-    held_out[np.linspace(0, count - 1, count_held_out).astype(int)] = True
-    return Rows(
-        [array[~held_out] for array in representative],
-        [array[held_out] for array in representative],
-        "rows held out of representative_data",
-    )
+    origin = "rows held out of representative_data"
+    if uses and not held_out:
+        origin = f"representative_data{_HAVE_CALIBRATED}"
+        held_out = [first_rows] * uses
+    choosing = held_out[0] if chooses else None
+    if sample is None:
+        return Rows(calibrating, choosing, held_out[-1], origin)
+    origin = "sample"
+    if _bytes_of(sample) <= _bytes_of(calibrating):
+        origin += _HAVE_CALIBRATED
+    return Rows(calibrating, choosing, sample, origin)
+
+
+def _without_holding_out(
+    signature: Signature,
+    sample: list[np.ndarray] | None,
+    representative: list[np.ndarray] | None,
+) -> Rows:
+    """Rows to compare a file on whose ranges need none; arguments as for `rows_of`."""
+    if sample is not None:
+        return Rows(representative, None, sample, "sample")
+    if representative is not None:
+        rows = [array[: signature.default_rows] for array in representative]
+        return Rows(representative, None, rows, "representative_data")
+    return Rows(None, None, signature.random_sample(), "standard normal rows")
+
+
+def _parted(
+    arrays: list[np.ndarray], uses: int, batch_size: int
+) -> tuple[list[np.ndarray], list[list[np.ndarray]]]:
+    """The rows that calibrate, and the rows of each other use; few rows all calibrate."""
+    count = len(arrays[0])
+    count_of_each = min(count // _HELD_OUT_PART, _MOST_HELD_OUT)
+    count_held_out = uses * count_of_each
+    if count < _FEW_ROWS or count - count_held_out < batch_size or not uses:
+        return arrays, []
+    places = np.linspace(0, count - 1, count_held_out).astype(int)
+    calibrates = np.ones(count, bool)
+    calibrates[places] = False
+    held_out = []
+    for use in range(uses):
+        held_out.append([array[places[use::uses]] for array in arrays])
+    return [array[calibrates] for array in arrays], held_out
 
 
 def _bytes_of(

@@ -43,7 +43,9 @@ from keras_sparse_ortho.export._signature import (
     pack,
     signature_of,
 )
-from keras_sparse_ortho.quantization import equalize, has_trained_ranges
+from keras_sparse_ortho.quantization import has_trained_ranges
+
+STRETCH = "a stretch in floats"  # the name of a remedy
 
 
 class Steps:
@@ -88,6 +90,40 @@ class Workspace:
 
 
 @dataclasses.dataclass(frozen=True)
+class Remedy:
+    """How a file of static integers loses less than with measured ranges alone.
+
+    Attributes:
+        fits_ranges: bool. Whether ranges are fitted, or as they were measured.
+        equalizes: bool. Whether the ranges of channels are equalized.
+        floats: Names of layers that stay in floats, "auto", or None.
+    """
+
+    fits_ranges: bool = False
+    equalizes: bool = False
+    floats: list[str] | str | None = None
+
+    @property
+    def chooses(self) -> bool:
+        """Whether it is chosen on rows that neither calibrate nor compare."""
+        return self.floats == "auto"
+
+    @property
+    def name(self) -> str:
+        """Such as "fitted ranges, equalized channels"."""
+        names = ["measured ranges"]
+        if self.fits_ranges:
+            names = ["fitted ranges"]
+        if self.equalizes:
+            names.append("equalized channels")
+        if self.floats == "auto":
+            names.append(STRETCH)
+        elif self.floats:
+            names.append("layers in floats")
+        return ", ".join(names)
+
+
+@dataclasses.dataclass(frozen=True)
 class Task:
     """The checked arguments of an export, the plain model, and Keras' outputs.
 
@@ -103,9 +139,9 @@ class Task:
         has_ranges: bool. Whether ranges of activations were trained.
         doubts: Signs that calibration rows are wrong.
         ends: Types of inputs and outputs of the file.
-        floats: Names of layers that stay in floats in files of integers, "auto", or None.
         tolerance: float. The largest error that passes; None for that of the route.
         timeout: float. Seconds for each job of a subprocess.
+        remedy: How files of static integers lose less.
     """
 
     model: keras.Model
@@ -119,9 +155,9 @@ class Task:
     has_ranges: bool
     doubts: list[str]
     ends: tuple[str, str]
-    floats: list[str] | str | None
     tolerance: float | None
     timeout: float
+    remedy: Remedy = Remedy()
 
     def allowed(self, route: Route) -> float:
         """The largest error of a route that passes."""
@@ -141,8 +177,7 @@ def task_of(
     of_blocks: bool = False,
     of_lstms: bool = False,
     ends: tuple[str, str] = ("float32", "float32"),
-    equal: bool = False,
-    floats: list[str] | str | None = None,
+    chooses: bool = False,
 ) -> Task:
     """Checks the arguments of an export, and calls Keras; see `export_litert`.
 
@@ -156,8 +191,7 @@ def task_of(
         of_blocks: bool. Whether some route has live blocks.
         of_lstms: bool. Whether some route has the fused operator for LSTMs.
         ends: Types of inputs and outputs of the file.
-        equal: bool. Whether the ranges of channels are equalized.
-        floats: Names of layers that stay in floats in files of integers, "auto", or None.
+        chooses: bool. Whether remedies are chosen on rows of `representative_data`.
     """
     # `not` refuses NaN as well.
     if tolerance is not None and not tolerance >= 0:
@@ -168,7 +202,7 @@ def task_of(
         model, batch_size, sample, representative_data
     )
     has_ranges = has_trained_ranges(model)
-    rows = rows_of(signature, compared, representative, has_ranges)
+    rows = rows_of(signature, compared, representative, has_ranges, chooses)
     converted, reference = plain_model(model)
     signs = []
     if representative is not None and not has_ranges:
@@ -178,11 +212,6 @@ def task_of(
     inputs = pack(signature.nesting, tensors)
     check_states(reference, inputs)
     names, outputs = keras_outputs(reference, signature, rows.compared)
-    if equal:
-        assert rows.calibrating is not None
-        # A tuple `(x,)`: the inputs of a model may be a list of one.
-        calibrating = pack(signature.nesting, rows.calibrating)
-        converted = equalize(converted, (calibrating,))
     lstms = NO_LSTMS
     if of_lstms:
         lstms = plan_of_lstms(converted, inputs)
@@ -198,7 +227,6 @@ def task_of(
         has_ranges=has_ranges,
         doubts=signs,
         ends=ends,
-        floats=floats,
         tolerance=tolerance,
         timeout=timeout,
     )

@@ -1,7 +1,6 @@
 """Errors of a file of int8 by tensor, each rounded alone; stretches of operations in floats."""
 
 import contextlib
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -21,6 +20,7 @@ from keras_sparse_ortho.export._graph_changes import copy_tensor
 from keras_sparse_ortho.export._integer_kernels import IntegerKernel
 from keras_sparse_ortho.export._integers import (
     IntegerPlan,
+    calibration_of,
     in_storage,
     integer_plan,
 )
@@ -28,14 +28,11 @@ from keras_sparse_ortho.export._kernel_names import name_kernels
 from keras_sparse_ortho.export._layer_tensors import layers_of_tensors
 from keras_sparse_ortho.export._marks import Range
 from keras_sparse_ortho.export._ranges import PASS_ON
-from keras_sparse_ortho.export._stretch import TensorError, shortest_stretch
+from keras_sparse_ortho.export._stretch import TensorError
 
 Batch = dict[str, np.ndarray]
 """Inputs by name."""
 
-_SHARE = 0.9  # of the error, that a stretch in floats takes away
-# Shares that are tried until a file is good enough.
-_SHARES = (0.0, 0.5, 0.75, _SHARE, 0.97, 0.99, 1.0)
 _LOWEST, _LEVELS = -128, 255  # of int8
 
 
@@ -58,11 +55,12 @@ def named_errors(
     model = read_model(content)
     name_kernels(model, kernels)
     content = write_model(model)
-    plan = integer_plan(content, "int8", batches)
+    calibration = calibration_of(content, batches)
+    plan = integer_plan(content, "int8", calibration)
     errors = tensor_errors(plan, held)
-    quantized = in_storage(content, "int8", batches)
+    quantized = in_storage(content, "int8", calibration)
     file_error = relative_error(
-        _outputs(quantized, held), _outputs(content, held)
+        outputs_of(quantized, held), outputs_of(content, held)
     )
     by_tensor = layers_of_tensors(content, layers)
     rows = []
@@ -70,54 +68,6 @@ def named_errors(
         layer = by_tensor.get(tensor.name, tensor.name)
         rows.append([tensor.kind, layer, tensor.name, tensor.error])
     return {"tensors": rows, "file": file_error}
-
-
-def chosen_floats(
-    content: bytes,
-    storage: str,
-    batches: Sequence[Batch],
-    held: Sequence[Batch],
-    tolerance: float | None,
-) -> list[str]:
-    """The outputs of the shortest stretch of operations that a good file needs in floats.
-
-    It holds nine tenths of the error, or as much of it as leaves `tolerance`.
-
-    Args:
-        content: bytes. The file of floats.
-        storage: str. "int8" or "int4".
-        batches: Inputs to calibrate on.
-        held: Inputs to measure on.
-        tolerance: float. The largest root of the relative squared error, if there is one.
-    """
-    plan = integer_plan(content, storage, batches)
-    errors = tensor_errors(plan, held)
-    operators = plan.model.subgraphs[0].operators
-    if tolerance is None:
-        return _outputs_of(
-            plan, shortest_stretch(errors, len(operators), _SHARE)
-        )
-    expected = _outputs(content, held)
-    names: list[str] = []
-    for share in _SHARES:
-        names = _outputs_of(
-            plan, shortest_stretch(errors, len(operators), share)
-        )
-        file = in_storage(content, storage, batches, floats=names)
-        error = relative_error(_outputs(file, held), expected)
-        if math.sqrt(error) <= tolerance:
-            break
-    return names
-
-
-def _outputs_of(plan: IntegerPlan, stretch: range) -> list[str]:
-    """The names of the tensors that the operations of a stretch write."""
-    graph = plan.model.subgraphs[0]
-    names = []
-    for place in stretch:
-        for index in graph.operators[place].outputs:
-            names.append(name_of(graph.tensors[index]))
-    return names
 
 
 def tensor_errors(
@@ -128,7 +78,7 @@ def tensor_errors(
     A tensor that is only moved has the range and the values of the one before: it counts once.
     """
     graph = plan.model.subgraphs[0]
-    expected = _outputs(write_model(plan.model), held)
+    expected = outputs_of(write_model(plan.model), held)
     places = {
         id(operator): place for place, operator in enumerate(graph.operators)
     }
@@ -139,7 +89,7 @@ def tensor_errors(
         kind: str, name: str, operators: Sequence[OperatorT], size: int
     ) -> None:
         error = relative_error(
-            _outputs(write_model(plan.model), held), expected
+            outputs_of(write_model(plan.model), held), expected
         )
         touched = tuple(places[id(operator)] for operator in operators)
         errors.append(TensorError(kind, name, touched, size, error))
@@ -151,18 +101,17 @@ def tensor_errors(
                 measure(
                     "kernel", kernel.name, [kernel.operator], kernel.values.size
                 )
-    for index, operators in _tensors(plan, in_floats).items():
+    for index, operators in rounded_tensors(plan).items():
         name = name_of(graph.tensors[index])
-        with _rounded_tensor(plan, index, plan.ranges[name]):
+        with rounded_tensor(plan, index, plan.ranges[name]):
             measure("activations", name, operators, 0)
     return errors
 
 
-def _tensors(
-    plan: IntegerPlan, in_floats: set[int]
-) -> dict[int, list[OperatorT]]:
-    """The tensors that are rounded, with the operations that write or read them."""
+def rounded_tensors(plan: IntegerPlan) -> dict[int, list[OperatorT]]:
+    """The tensors that are rounded, with the operations that write them, and then read them."""
     graph = plan.model.subgraphs[0]
+    in_floats = {id(operator) for _, operator in plan.in_floats}
     indices = [int(index) for index in graph.inputs]
     writers: dict[int, OperatorT] = {}
     readers: dict[int, list[OperatorT]] = {}
@@ -218,7 +167,7 @@ def _rounded_kernel(plan: IntegerPlan, kernel: IntegerKernel) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _rounded_tensor(
+def rounded_tensor(
     plan: IntegerPlan, index: int, bounds: Range
 ) -> Iterator[None]:
     """A file in which all that read one tensor get the values of its integers."""
@@ -292,25 +241,45 @@ def _conversion(
     return operator
 
 
-def _outputs(content: bytes, batches: Sequence[Batch]) -> list[np.ndarray]:
+def outputs_of(content: bytes, batches: Sequence[Batch]) -> list[np.ndarray]:
     """The outputs of a file on batches, in the order of their names."""
     interpreter = Interpreter(model_content=content)
     runner = interpreter.get_signature_runner()
-    outputs = []
+    by_batch = []
     for batch in batches:
         answers = runner(**batch)
-        for name in sorted(answers):
-            outputs.append(np.array(answers[name], np.float64))
-    return outputs
+        by_batch.append(
+            [np.array(answers[name], np.float64) for name in sorted(answers)]
+        )
+    return [np.stack(pieces) for pieces in zip(*by_batch, strict=True)]
 
 
 def relative_error(
     actual: Sequence[np.ndarray], expected: Sequence[np.ndarray]
 ) -> float:
     """The squared differences of all outputs over their squares."""
-    squares = 0.0
-    total = 0.0
-    for value, reference in zip(actual, expected, strict=True):
-        squares += float(np.sum((value - reference) ** 2))
-        total += float(np.sum(reference**2))
+    squares = sum(_squares(actual, expected))
+    total = sum(float(np.sum(output**2)) for output in expected)
     return squares / (total or 1.0)
+
+
+def errors_by_output(
+    actual: Sequence[np.ndarray], expected: Sequence[np.ndarray]
+) -> list[float]:
+    """The squared differences of each output over its squares."""
+    errors = []
+    for squares, output in zip(
+        _squares(actual, expected), expected, strict=True
+    ):
+        errors.append(squares / (float(np.sum(output**2)) or 1.0))
+    return errors
+
+
+def _squares(
+    actual: Sequence[np.ndarray], expected: Sequence[np.ndarray]
+) -> list[float]:
+    """The squared differences of each output."""
+    return [
+        float(np.sum((value - reference) ** 2))
+        for value, reference in zip(actual, expected, strict=True)
+    ]

@@ -78,10 +78,8 @@ def convert(
     ends: list[str],
     result: str,
     representative: str | None = None,
-    floats: list[str] | str | None = None,
-    held: str | None = None,
-    layers: str | None = None,
-    tolerance: float | None = None,
+    choosing: str | None = None,
+    choice: dict[str, Any] | None = None,
 ) -> list[int]:
     """Writes a file; or numbers the ranges that need an operation of their own in the trace.
 
@@ -93,19 +91,22 @@ def convert(
         ends: Types of inputs and outputs.
         result: str. Where to write.
         representative: str. An NPZ file with rows to calibrate on.
-        floats: Names of layers that stay in floats, or "auto".
-        held: str. An NPZ file with rows to choose these on.
-        layers: str. A file of `write_layer_outputs`.
-        tolerance: float. The largest error of a file with `floats="auto"`.
+        choosing: str. An NPZ file with rows to choose remedies on.
+        choice: The other fields of a `Choice`, in files with remedies.
     """
     _load_converter()
-    from keras_sparse_ortho.export._integers import in_storage
-    from keras_sparse_ortho.export._layer_tensors import tensors_of_layers
+    from keras_sparse_ortho.export._integers import (
+        calibration_of,
+        in_storage,
+    )
     from keras_sparse_ortho.export._marks import ScalingMoved
+    from keras_sparse_ortho.export._remedied_file import (
+        Choice,
+        remedied_file,
+    )
     from keras_sparse_ortho.export._sparse_encoding import (
         with_densify,
     )
-    from keras_sparse_ortho.export._tensor_errors import chosen_floats
     from keras_sparse_ortho.export._tracing import (
         by_tensorflow,
         float_file,
@@ -113,28 +114,27 @@ def convert(
 
     if sparse:
         content = with_densify(by_tensorflow(path, storage, sparse))
-    else:
-        batches = None
-        if representative is not None:
-            batches = _batches(representative, inputs)
-        try:
-            content = float_file(path)
-            names: list[str] = []
-            if floats == "auto":
-                assert held is not None
-                names = chosen_floats(
-                    content,
-                    storage,
-                    list(batches or []),
-                    list(_batches(held, inputs)),
-                    tolerance,
-                )
-                batches = _batches(str(representative), inputs)
-            elif floats is not None:
-                names = tensors_of_layers(content, str(layers), floats)
-            content = in_storage(content, storage, batches, ends, names)
-        except ScalingMoved as moved:
-            return moved.numbers
+        Path(result).write_bytes(content)
+        return []
+    content = float_file(path)
+    calibration = None
+    batches: list[dict[str, np.ndarray]] = []
+    if representative is not None and storage in ("int8", "int4"):
+        batches = list(_batches(representative, inputs))
+        calibration = calibration_of(content, batches)
+    try:
+        if calibration is None or choice is None:
+            content = in_storage(content, storage, calibration, ends)
+        else:
+            rows: list[dict[str, np.ndarray]] = []
+            if choosing is not None:
+                rows = list(_batches(choosing, inputs))
+            remedies = Choice(batches, rows, **choice)
+            content = remedied_file(
+                content, storage, calibration, ends, remedies
+            )
+    except ScalingMoved as moved:
+        return moved.numbers
     Path(result).write_bytes(content)
     return []
 

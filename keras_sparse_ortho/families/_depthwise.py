@@ -134,6 +134,24 @@ class Separable(Linear):
         kernels = [self.depthwise / inputs[:, None], self.kernel * outputs]
         return with_scaled_bias(self.layer, kernels, outputs)
 
+    def inside(self, inputs: keras.KerasTensor) -> keras.KerasTensor | None:
+        layer = self.layer
+        is_plain = layer.padding in ("valid", "same")
+        if not is_plain or layer.data_format != "channels_last":
+            return None
+        return keras.ops.depthwise_conv(
+            inputs,
+            layer.depthwise_kernel,
+            strides=layer.strides,
+            padding=layer.padding,
+            dilation_rate=layer.dilation_rate,
+        )
+
+    def rescaled_inside(self, factors: np.ndarray) -> list[np.ndarray]:
+        depthwise, pointwise, *bias = self.layer.get_weights()
+        by_channel = factors.reshape(depthwise.shape[-2:])
+        return [depthwise * by_channel, pointwise / factors[:, None], *bias]
+
 
 def _each_by_itself(
     layer: Any,

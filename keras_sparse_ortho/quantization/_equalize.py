@@ -49,8 +49,9 @@ def equalize(
 
     This is exact in floats where `f(s x) = s f(x)`: in ReLU, LeakyReLU and PReLU, pooling, padding,
     reshapes, concatenations and sums, whose tensors share `s_c`. Dense, Conv, DepthwiseConv,
-    SeparableConv and BatchNormalization are where factors begin and end. Below the limit of a ReLU6
-    it holds on the data: `s_c` is at most 6 over the largest value there.
+    SeparableConv (also between its two kernels) and BatchNormalization are where factors begin and
+    end. Below the limit of a ReLU6 it holds on the data: `s_c` is at most 6 over the largest value
+    there.
 
     Args:
         model: Model, built, functional or Sequential, wrapped or plain; trained.
@@ -112,8 +113,42 @@ def equalize(
             weights = call.rule.rescaled(inputs, outputs)
             if weights:
                 call.layer.set_weights(weights)
+    _equalize_inside(equalized, graph, batches, power)
     _check_same_outputs(model, equalized, batches[0])
     return equalized
+
+
+def _equalize_inside(
+    model: keras.Model,
+    graph: ChannelGraph,
+    batches: Sequence[Any],
+    power: float,
+) -> None:
+    """Equalizes the channels between two kernels of one layer, such as a SeparableConv's."""
+    inputs_of = {id(call.operation): call.inputs for call in graph_calls(model)}
+    rules = []
+    tensors = []
+    for call in graph.calls:
+        if call.rule is None or len(call.inputs) != 1:
+            continue
+        tensor = call.rule.inside(inputs_of[id(call.layer)][0])
+        if tensor is not None:
+            rules.append((call.rule, call.layer))
+            tensors.append(tensor)
+    if not tensors:
+        return
+    axes = [len(tensor.shape) - 1 for tensor in tensors]
+    ranges = _ranges_of(model, tensors, axes, batches)
+    for (rule, layer), tensor in zip(rules, tensors, strict=True):
+        peak = ranges[id(tensor)].peak
+        shares = peak / max(peak.max(), np.finfo(np.float64).tiny)
+        layer.set_weights(rule.rescaled_inside(_factors_of(shares, power)))
+
+
+def _factors_of(shares: np.ndarray, power: float) -> np.ndarray:
+    """The factors of channels whose largest values are shares of their tensor's."""
+    factors = np.where(shares > _SMALLEST, shares, 1.0) ** -power
+    return np.minimum(factors, _MOST)
 
 
 class ChannelRange(NamedTuple):
@@ -140,14 +175,24 @@ def _measured_ranges(
             is_float = keras.backend.is_float_dtype(tensor.dtype)
             if is_float and graph.sizes[id(tensor)]:
                 tensors.append(tensor)
+    axes = [graph.tensors[id(tensor)].axis for tensor in tensors]
+    return _ranges_of(model, tensors, axes, batches)
+
+
+def _ranges_of(
+    model: keras.Model,
+    tensors: Sequence[keras.KerasTensor],
+    axes: Sequence[int],
+    batches: Sequence[Any],
+) -> dict[int, ChannelRange]:
+    """The range of each channel of tensors of a model, which are on these axes, on the data."""
     inputs, _ = graph_ends(model)
     probe = keras.Model(inputs, tensors)
     ranges: dict[int, ChannelRange] = {}
     with from_zero_states(model), without_gradients():
         for rows in _in_pieces(batches):
             values = keras.tree.flatten(probe(rows, training=False))
-            for tensor, value in zip(tensors, values, strict=True):
-                axis = graph.tensors[id(tensor)].axis
+            for tensor, axis, value in zip(tensors, axes, values, strict=True):
                 by_channel = np.moveaxis(to_numpy(value), axis, 0)
                 by_channel = by_channel.reshape(len(by_channel), -1)
                 low = by_channel.min(axis=1).astype(np.float64)
@@ -260,9 +305,7 @@ class _Factors:
             peak = ranges[key].peak
             share = peak / max(peak.max(), np.finfo(np.float64).tiny)
             np.maximum.at(shares, roots[self._numbers[key]], share)
-        is_used = shares > _SMALLEST
-        factors = np.where(is_used, shares, 1.0) ** -power
-        factors = np.minimum(factors, _MOST)
+        factors = _factors_of(shares, power)
         for keys, limit in bounds:
             for key in keys:
                 high = np.maximum(ranges[key].high, limit * _SMALLEST)

@@ -5,7 +5,7 @@ import dataclasses
 import math
 import time
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -64,6 +64,12 @@ _NARROW_RATE = 1e-3
 _LITTLE = 0.01  # predicted relative error; a higher rate did harm below it
 _WORTH_TRAINING = 0.25  # of the limit: training can do harm where less was lost
 _TRAINING_SHARE = 1 / 6  # of the time, for one training
+# Of static int8, by their cost; the last is for devices with floats.
+_REMEDIES: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("fitted ranges", {"ranges": "fitted"}),
+    ("fitted, equalized", {"ranges": "fitted", "equalize": True}),
+    ("partly in floats", {"ranges": "fitted", "floats": "auto"}),
+)
 _REFUSALS = (
     ExportRouteError,
     ExportConversionError,
@@ -115,6 +121,7 @@ class Search:
         self._by_magnitude = False
         self._solved_on: Any = examples.calibration
         self._files: dict[int, Path] = {}
+        self._remedy: dict[str, Any] = {}
         self.trials: list[Trial] = []
         self.untried: list[str] = []
 
@@ -122,6 +129,7 @@ class Search:
         """Makes all files that the time allows, and times them."""
         self._try_dense()
         if self._seconds > 0:
+            self._try_remedies(_REMEDIES)
             route = self._integer_route()
             candidates: list[tuple[str, keras.Model]] = [("dense", self._model)]
             candidates += self._try_narrow(route)
@@ -153,6 +161,26 @@ class Search:
     def _try_dense(self) -> None:
         for route in ("float16", "dynamic_int8", "int8"):
             self._try("dense", self._model, route, time.monotonic())
+
+    def _try_remedies(
+        self, remedies: Sequence[tuple[str, dict[str, Any]]]
+    ) -> None:
+        """Makes the dense file of static int8, the last one, better until it is good.
+
+        Smaller networks get the same remedy.
+        """
+        if self.trials[-1].loses_at_most(self._max_drop):
+            return
+        for name, remedy in remedies:
+            if self._is_late():
+                self.untried.append(f"dense, {name}")
+                break
+            self._remedy = remedy
+            start = time.monotonic()
+            trial = self._try(f"dense, {name}", self._model, "int8", start)
+            if trial.loses_at_most(self._max_drop):
+                return
+        self._remedy = {}
 
     def _integer_route(self) -> str:
         """The route of smaller networks: int8, of which the dense file is the best."""
@@ -492,7 +520,10 @@ class Search:
         number = len(self.trials)
         path = self._folder / f"{number}.tflite"
         self._say(f"{name}: {route}")
-        ranges_from = self._examples.calibration if route == "int8" else None
+        of_int8: dict[str, Any] = {}
+        if route == "int8":
+            of_int8["representative_data"] = self._examples.calibration
+            of_int8 |= self._remedy
         sample = rows_at(self._examples.held, slice(0, _COMPARED))
         refusals: Any = _REFUSALS if model is self._model else Exception
         try:
@@ -501,7 +532,7 @@ class Search:
                     model,
                     path,
                     mode=route,
-                    representative_data=ranges_from,
+                    **of_int8,
                     sample=sample,
                     tolerance=1.0,
                     inference_input_type=self._ends[0],

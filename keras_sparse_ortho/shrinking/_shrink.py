@@ -68,7 +68,9 @@ def shrink(
         lost = score(dense model) - score(file),
         lost + standard error of lost <= max_drop    for every output of the model
 
-    Dense files come first, in float16 and in integers. Then `shrink` looks for widths: `widths`
+    Dense files come first, in float16 and in integers. Where static int8 loses too much, its
+    remedies follow, the cheapest first: fitted ranges, equalized channels, a stretch in floats (see
+    `export_litert`). Then `shrink` looks for widths: `widths`
     measures what each group of channels is worth, and a bisection finds the smallest network within
     the limit, a plain Keras model with fewer channels (`narrow`). With 1,500 examples and more, a
     network that lost much learns the dense model's outputs (`recovery.distill`). The smallest one

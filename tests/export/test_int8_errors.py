@@ -1,4 +1,4 @@
-"""`int8_errors`, and the remedies of `export_litert`: `equalize` and `floats`."""
+"""`int8_errors`, and the remedies of `export_litert` for static integers."""
 
 import sys
 
@@ -17,7 +17,7 @@ from tests.export.models import exported
 
 pytestmark = pytest.mark.core
 L = keras.layers
-IMAGES = np.random.default_rng(0).normal(size=(96, 8, 8, 3)).astype("float32")
+IMAGES = np.random.default_rng(0).normal(size=(160, 8, 8, 3)).astype("float32")
 
 
 @pytest.fixture(autouse=True)
@@ -74,7 +74,7 @@ def test_the_table_names_layers_and_adds_up(errors):
     worst = max(errors.tensors, key=lambda tensor: tensor.error)
     assert (worst.kind, worst.layer) == ("activations", "relu")
     assert 0.5 < errors.total / errors.file_error < 2
-    assert errors.rows == 24
+    assert errors.rows == 32
     assert errors.by_layer["relu"] > 0.8 * errors.total
     text = str(errors)
     assert text.splitlines()[1].startswith("activations relu")
@@ -128,6 +128,52 @@ def test_layers_in_floats_by_name_and_by_themselves(model, plain, tmp_path):
     assert better.error <= 1.1 * auto.error
 
 
+def test_fitted_ranges_clip_an_outlier(tmp_path):
+    """A row has one value of 16, and half of the measured range of the input is for it alone."""
+    keras.utils.set_random_seed(0)
+    layers = [L.Conv2D(4, 3, 3), L.Flatten(), L.Dense(4)]
+    model = keras.Sequential([keras.Input((32, 32, 3)), *layers])
+    rows = np.random.default_rng(0).normal(size=(96, 32, 32, 3))
+    rows[40, 3, 3, 0] = 16.0
+    data = {"representative_data": rows[:64], "sample": rows[64:]}
+    measured = exported(model, tmp_path / "a.tflite", **data)
+    fitted = exported(model, tmp_path / "b.tflite", ranges="fitted", **data)
+    assert fitted.error < 0.8 * measured.error
+    assert fitted.bytes == measured.bytes
+    assert (measured.remedy, fitted.remedy) == ("", "fitted ranges")
+    assert "remedies              fitted ranges" in str(fitted)
+
+
+def test_max_loss_takes_the_first_remedy_that_is_enough(model, plain, tmp_path):
+    path = tmp_path / "a.tflite"
+    data = {"mode": "int8", "representative_data": IMAGES}
+    first = export_litert(model, path, max_loss=2 * plain.error, **data)
+    assert first.remedy == "measured ranges"
+    assert [outcome.bytes for outcome in first.routes] == [first.bytes]
+    second = export_litert(model, path, max_loss=0.5 * plain.error, **data)
+    names = [outcome.remedy for outcome in second.routes]
+    assert names[-1] == second.remedy == "fitted ranges, equalized channels"
+    assert names[:-1] == ["measured ranges", "fitted ranges"]
+    assert second.error <= 0.5 * plain.error == second.tolerance
+    assert f"int8, {names[0]}: no file" in str(second)
+    last = export_litert(model, path, max_loss=0.15 * plain.error, **data)
+    assert last.remedy.endswith("a stretch in floats")
+    assert last.error <= 0.15 * plain.error
+    content = path.read_bytes()
+    refusal = pytest.raises(
+        kso.export.ExportVerificationError,
+        match=r"Raise `max_loss`.*measured ranges: error.*in floats: error",
+    )
+    with refusal:
+        export_litert(model, path, max_loss=1e-9, **data)
+    ends = {"inference_input_type": "int8", "inference_output_type": "int8"}
+    with pytest.raises(
+        kso.export.ExportVerificationError, match=r"equalized channels: [^;]*$"
+    ):
+        export_litert(model, path, max_loss=1e-9, **data, **ends)
+    assert path.read_bytes() == content  # an older file stays
+
+
 def test_the_shortest_stretch():
     def item(error, *operations, size=0):
         return TensorError("activations", "", operations, size, error)
@@ -178,6 +224,16 @@ def test_refusals(model, tmp_path):
         export_litert(model, path, mode="int8", floats=["hed"], **data)
     with pytest.raises(ValueError, match="a list of names"):
         export_litert(model, path, mode="int8", floats="head", **data)
+    with pytest.raises(ValueError, match="'measured', 'fitted'"):
+        export_litert(model, path, mode="int8", ranges="all", **data)
+    with pytest.raises(ValueError, match="leave these four out"):
+        export_litert(
+            model, path, mode="int8", max_loss=0.1, equalize=True, **data
+        )
+    with pytest.raises(ValueError, match="`max_loss`"):
+        export_litert(model, path, mode="int8", max_loss=-0.1, **data)
+    with pytest.raises(ValueError, match="mode='int8'"):
+        export_litert(model, path, mode="float16", max_loss=0.1)
     trained = kso.quantize_aware(model)
     trained(IMAGES, training=True)
     with pytest.raises(ValueError, match="`exclude`"):

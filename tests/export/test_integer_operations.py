@@ -7,7 +7,10 @@ import keras
 import numpy as np
 import pytest
 
-from keras_sparse_ortho.errors import FloatOperationsWarning
+from keras_sparse_ortho.errors import (
+    ExportVerificationError,
+    FloatOperationsWarning,
+)
 from keras_sparse_ortho.export import export_litert
 from keras_sparse_ortho.quantization import quantize_aware, round_biases
 from tests.export.models import exported
@@ -343,3 +346,73 @@ def test_degenerate_values_give_a_right_file(name, way, tmp_path):
         )
     assert not report.in_floats
     assert report.max_abs_diff < 0.05
+
+
+UNIFORM = np.random.default_rng(0).uniform(size=(64, 12))
+NORMAL = np.random.default_rng(0).normal(size=(64, 12))
+HOSTILE_ROWS = {
+    "one-sided": 5.0 + UNIFORM,
+    "negative": -5.0 - UNIFORM,
+    "constant": np.full((64, 12), 0.5),
+    "a constant column": np.where(np.arange(12) == 2, 3.0, NORMAL),
+    "denormal": 1e-40 * NORMAL,
+    "huge": 1e30 * NORMAL,
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE_ROWS)
+@pytest.mark.parametrize("ranges", ["measured", slow("fitted")])
+def test_hostile_rows_give_a_right_file(name, ranges, tmp_path):
+    model = with_channel(0.0, 0.5)
+    rows = HOSTILE_ROWS[name].astype("float32")
+    with warnings.catch_warnings():
+        # Constant rows, and such large ones, are doubted already.
+        warnings.filterwarnings("ignore", "An int8 file is right only within")
+        report = export_litert(
+            model,
+            tmp_path / "m.tflite",
+            mode="int8",
+            ranges=ranges,
+            representative_data=rows,
+            tolerance=0.03,
+        )
+    assert report.error < 0.03
+    assert not report.in_floats
+
+
+def test_a_tensor_that_is_infinite_stays_in_floats(tmp_path):
+    """A sigmoid that is written out: exp(x) is infinite, 1 / (1 + exp(x)) is 0."""
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input((12,))
+    x = L.Dense(16, name="hidden")(inputs)
+    x = 1.0 / (1.0 + ops.exp(1e3 * x))
+    model = keras.Model(inputs, L.Dense(4, name="head")(x))
+    rows = NORMAL.astype("float32")
+    report = exported(model, tmp_path / "m.tflite", representative_data=rows)
+    assert report.error < 0.1
+    kinds = {text.partition(" ")[0] for text in report.in_floats}
+    assert "EXP" in kinds
+    assert "FULLY_CONNECTED" not in kinds
+
+
+def test_weights_beyond_float16(tmp_path):
+    """Float16 ends at 65,504: a file of it is refused, one of int8 has them in its scale."""
+    model = with_channel(1.0, 0.5)
+    hidden = model.get_layer("hidden")
+    kernel = ops.convert_to_numpy(hidden.kernel).copy()
+    kernel[0, 0] = 1e5
+    hidden.kernel.assign(kernel)
+    rows = NORMAL.astype("float32")
+    path = tmp_path / "m.tflite"
+    with pytest.raises(
+        ExportVerificationError, match=r"'hidden'.*float16 ends at 65504"
+    ):
+        export_litert(model, path, mode="float16", sample=rows)
+    assert not path.exists()
+    data = {"representative_data": rows}
+    assert exported(model, path, **data).error < 0.05
+    # Kernels of operations in floats are stored in float16 where they fit.
+    with_floats = export_litert(
+        model, path, mode="int8", floats=["hidden"], **data
+    )
+    assert with_floats.error < 0.05

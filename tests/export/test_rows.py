@@ -153,6 +153,27 @@ def test_where_rows_come_from(
     assert (rows.calibrating and len(rows.calibrating[0])) == calibrating
 
 
+@pytest.mark.parametrize("sample", [None, X[200:]])
+def test_rows_that_choose_do_nothing_else(sample):
+    signature = signature_of(mlp(), 1)
+    compared = None if sample is None else [sample]
+    rows = rows_of(signature, compared, [X[:200]], False, chooses=True)
+    uses = [rows.calibrating[0], rows.choosing[0], rows.compared[0]]
+    assert [len(part) for part in uses[:2]] == [
+        136 if sample is None else 168,
+        32,
+    ]
+    every = np.concatenate(uses)
+    assert len(np.unique(every, axis=0)) == len(every)
+    few = rows_of(signature, compared, [X[:12]], False, chooses=True)
+    assert few.origin == ("sample" if sample is not None else origin_of_few())
+    assert len(few.calibrating[0]) == 12 >= len(few.choosing[0])
+
+
+def origin_of_few():
+    return "representative_data, rows that calibrated the file"
+
+
 def test_trained_ranges_of_zeros_are_told():
     model = kso.quantize_aware(mlp())
     model(0 * X, training=True)

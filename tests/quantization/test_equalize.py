@@ -111,6 +111,32 @@ def test_outputs_stay_and_ranges_become_more_even(body):
         assert new.max() / new.min() < 0.9 * old.max() / old.min()
 
 
+@pytest.mark.parametrize("settings", [{}, {"strides": 2, "use_bias": False}])
+def test_channels_between_the_kernels_of_a_separable_convolution(settings):
+    """Behind a product, which holds its ranges, so that only those inside can change."""
+
+    def body(x):
+        x = L.Multiply()([x, L.Conv2D(6, 1)(x)])
+        return L.SeparableConv2D(
+            5, 3, depth_multiplier=2, name="separable", **settings
+        )(x)
+
+    model = branches(body)
+    separable = model.get_layer("separable")
+    depthwise, *weights = separable.get_weights()
+    spread = 30.0 ** np.linspace(-1, 0, 12).reshape(6, 2)
+    separable.set_weights([depthwise * spread, *weights])
+    equal = equalize(model, IMAGES)
+    before, after = array(model(IMAGES)), array(equal(IMAGES))
+    assert np.abs(after - before).max() <= 1e-5 * np.abs(before).max()
+    peaks = []
+    for network in (model, equal):
+        kernel = network.get_layer("separable").get_weights()[0]
+        peaks.append(np.abs(kernel).max(axis=(0, 1)).ravel())
+    old, new = peaks
+    assert new.max() / new.min() < 0.5 * old.max() / old.min()
+
+
 def test_power_one_gives_all_channels_one_range():
     model = branches(BODIES["depthwise"])
     peaks = peaks_behind(equalize(model, IMAGES, power=1.0), "relu")

@@ -776,3 +776,32 @@ def test_losses_below_zero_are_gains_and_ratios_near_one_have_figures():
         in report.words
     )
     assert any("takes 1.01 times as long" in words for words in report.words)
+
+
+def test_int8_that_loses_too_much_gets_its_remedies(monkeypatch, tmp_path):
+    """Channels of a hundredth of the others decide, and one scale of int8 holds both kinds."""
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input((16,))
+    hidden = keras.layers.Dense(64, "relu", name="hidden")
+    head = keras.layers.Dense(8, name="head")
+    model = keras.Model(inputs, head(hidden(inputs)))
+    scales = np.where(np.arange(64) < 60, 0.002, 1.0)[:, None]
+    weights = hidden.get_weights()
+    hidden.set_weights([weights[0] * scales[:, 0], weights[1]])
+    weights = head.get_weights()
+    head.set_weights(
+        [weights[0] * np.where(scales < 1, 1 / scales, 0.02), weights[1]]
+    )
+    for name in ("_try_narrow", "_try_4_bits"):
+        monkeypatch.setattr(Search, name, lambda *arguments: [])
+    report = shrink(model, ROWS, tmp_path / "a.tflite", metric="closeness")
+    by_name = {trial.name: trial for trial in report.trials}
+    plain = next(trial for trial in report.trials if trial.route == "int8")
+    assert not plain.loses_at_most(0.01)
+    assert [*by_name] == [
+        "dense",
+        "dense, fitted ranges",
+        "dense, fitted, equalized",
+    ]
+    assert by_name["dense, fitted, equalized"].loses_at_most(0.01)
+    assert plain.bytes == by_name["dense, fitted, equalized"].bytes

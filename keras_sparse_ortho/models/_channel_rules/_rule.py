@@ -205,6 +205,14 @@ class ChannelRule:
         """The weights of the layer where all channels have these factors, in their order."""
         return []
 
+    def inside(self, inputs: keras.KerasTensor) -> keras.KerasTensor | None:
+        """The tensor between two kernels of the layer, channels last; None where there is none."""
+        return None
+
+    def rescaled_inside(self, factors: np.ndarray) -> list[np.ndarray]:
+        """The layer's weights where channels of the tensor inside have these factors."""
+        raise NotImplementedError
+
 
 MakeRule = Callable[[ChannelCall], "ChannelRule | str"]
 """Makes the rule for a call, or returns the reason why there is none."""
