@@ -17,7 +17,11 @@ from keras_sparse_ortho.layers._block_operands import (
     drop_padding,
     pad_blocks,
 )
-from keras_sparse_ortho.layers._block_sizes import block_sizes
+from keras_sparse_ortho.layers._block_sizes import (
+    BlockSizes,
+    block_sizes,
+    why_slow,
+)
 from keras_sparse_ortho.layers._block_sparse_dense import (
     BlockSparseConv,
     BlockSparseConv1D,
@@ -37,6 +41,7 @@ from keras_sparse_ortho.layers._block_sparse_rnn import (
     BlockSparseRNN,
 )
 from keras_sparse_ortho.layers._circular_padding import CircularPadding
+from keras_sparse_ortho.layers._kernel_tiles import block_tile, line_tile
 from keras_sparse_ortho.layers._product_choice import (
     block_products,
     set_block_products,

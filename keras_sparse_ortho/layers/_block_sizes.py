@@ -4,7 +4,7 @@ import dataclasses
 import functools
 from collections.abc import Mapping
 
-from keras_sparse_ortho._backend import device_kind
+from keras_sparse_ortho import _backend
 from keras_sparse_ortho._keras_internals import warn_user
 from keras_sparse_ortho.layers._block_grid import BlockGrid
 from keras_sparse_ortho.layers._product_choice import GATHERED, block_products
@@ -42,7 +42,7 @@ def block_sizes(kind: str | None = None) -> BlockSizes:
     Args:
         kind: str. `"cpu"` or `"gpu"`. Default: that of the device that the backend computes on.
     """
-    return _BY_KIND.get(kind or device_kind(), _ON_CPU)
+    return _BY_KIND.get(kind or _backend.device_kind(), _ON_CPU)
 
 
 def why_slow(kind: str, block: tuple[int, int], rows: int) -> str | None:
@@ -76,7 +76,7 @@ def warn_if_slow(grid: BlockGrid, rows: object) -> None:
         grid: BlockGrid of the kernel.
         rows: Rows of the batch, if they are known.
     """
-    kind = device_kind()
+    kind = _backend.device_kind()
     # Before anything that torch.compile could not trace.
     if not block_sizes(kind).slow_from:
         return

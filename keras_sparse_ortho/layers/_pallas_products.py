@@ -240,13 +240,13 @@ def _below(first: Tensor, count: int, end: int) -> Tensor | None:
 
 def _mask(is_row: Tensor | None, is_col: Tensor | None) -> Tensor | None:
     """The mask of a tile from those of its sides."""
-    if is_row is None and is_col is None:
-        return None
-    if is_row is None:
-        return is_col[None, :]
-    if is_col is None:
+    if is_row is not None and is_col is not None:
+        return is_row[:, None] & is_col[None, :]
+    if is_row is not None:
         return is_row[:, None]
-    return is_row[:, None] & is_col[None, :]
+    if is_col is not None:
+        return is_col[None, :]
+    return None
 
 
 def _load(ref: Tensor, is_row: Tensor | None, is_col: Tensor | None) -> Tensor:

@@ -5,7 +5,7 @@ import importlib.util
 
 import keras
 
-from keras_sparse_ortho._backend import device_kind
+from keras_sparse_ortho import _backend
 
 GATHERED = "gathered"
 FUSED = "fused"
@@ -82,7 +82,7 @@ def _check_kernels(products: str) -> None:
             "jax.experimental.pallas.triton: install a newer JAX, such as 0.10. "
             f"Received: products={products!r} with an older JAX"
         )
-    kind = device_kind()
+    kind = _backend.device_kind()
     if products == FUSED and kind != "gpu":
         raise ValueError(
             f"Fused products with live blocks need a GPU. Take {INTERPRETED!r} to test them here, "

@@ -156,7 +156,8 @@ def _interpreted(kernel: Callable[..., None]) -> Any:
     return InterpretedFunction(kernel)
 
 
-def _line_program(
+# Triton takes annotations for types of its own.
+def _line_program(  # type: ignore[no-untyped-def]
     x_ptr,
     blocks_ptr,
     sources_ptr,
@@ -207,7 +208,7 @@ def _line_program(
     tl.store(outputs_ptr + places, values, is_row & is_col)
 
 
-def _block_program(
+def _block_program(  # type: ignore[no-untyped-def]
     x_ptr,
     upstream_ptr,
     inputs_ptr,

@@ -8,7 +8,7 @@ import functools
 import importlib
 from collections.abc import Sequence
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -18,8 +18,8 @@ from keras_sparse_ortho.layers._block_grid import Lines
 # Live blocks of each line of outputs and of inputs; `list[int]` is what torch's schemas know.
 _CountList = list[int]
 
-_Context = torch.autograd.function.FunctionCtx
-_Gradients = tuple[torch.Tensor | None, ...]
+_Context: TypeAlias = "torch.autograd.function.FunctionCtx"
+_Gradients: TypeAlias = tuple[torch.Tensor | None, ...]
 
 
 @torch.library.custom_op("keras_sparse_ortho::block_product", mutates_args=())

@@ -6,19 +6,18 @@ import keras
 import numpy as np
 import pytest
 
+import keras_sparse_ortho as kso
 from keras_sparse_ortho.layers import (
+    BlockSizes,
     BlockSparseDense,
-    _block_sizes,
     block_sizes,
+    why_slow,
 )
-from keras_sparse_ortho.orthogonal import Block
-from keras_sparse_ortho.pruning import _blocks
 from tests.helpers import jit_if_quicker
 
 
 @pytest.mark.numpy_only
 def test_only_sizes_that_were_measured_slow_are_called_slow():
-    why_slow = _block_sizes.why_slow
     for rows in (1, 128, 1023):
         assert why_slow("gpu", (32, 32), rows) is None
     for block in ((32, 32), (16, 128)):
@@ -54,29 +53,26 @@ def trained_warnings(block, batch):
 
 @pytest.mark.not_tensorflow  # there `fit` leaves the rows of a batch open
 def test_training_on_a_gpu_tells_once_of_slow_blocks(monkeypatch):
-    _block_sizes._warn_once.cache_clear()
-    monkeypatch.setattr(_block_sizes, "device_kind", lambda: "gpu")
-    messages = trained_warnings(32, 1024)
-    assert len(messages) == 1
-    assert "blocks of 32 x 32 and 1024 rows" in messages[0]
-    messages = trained_warnings(32, 1024)
-    assert not messages
-    messages = trained_warnings(64, 1024)
-    assert not messages
-    monkeypatch.setattr(_block_sizes, "device_kind", lambda: "cpu")
-    _block_sizes._warn_once.cache_clear()
-    messages = trained_warnings(32, 1024)
-    assert not messages
+    rows = 1031  # of no other test: a process tells once
+    assert not trained_warnings(32, rows)
+    monkeypatch.setattr(kso._backend, "device_kind", lambda: "gpu")
+    (message,) = trained_warnings(32, rows)
+    assert f"blocks of 32 x 32 and {rows} rows" in message
+    assert not trained_warnings(32, rows)
+    assert not trained_warnings(64, rows)
 
 
-@pytest.mark.numpy_only
 def test_storage_on_blocks_takes_the_sizes_of_the_device(monkeypatch):
-    layer = keras.layers.Dense(512, name="d")
-    layer.build((None, 512))
-    (weight,) = _blocks.prunable_weights(keras.Sequential([layer]))
-    assert _blocks.block_for(weight, 0.25) == Block(64, 64, regular=True)
-    sizes = _block_sizes.BlockSizes(sides=(32, 16), slow_from={})
-    monkeypatch.setitem(_block_sizes._BY_KIND, "gpu", sizes)
-    monkeypatch.setattr(_block_sizes, "device_kind", lambda: "gpu")
-    assert _blocks.block_for(weight, 0.25) == Block(32, 32, regular=True)
+    layers = [keras.layers.Dense(512, name=name) for name in "ab"]
+    model = keras.Sequential([keras.Input((512,)), *layers])
+
+    def blocks():
+        sparse = kso.sparsify(model, 0.25, "uniform", storage="blocks", seed=0)
+        rows = kso.report(sparse, orthogonality=False).rows[:-1]
+        return {row.block for row in rows}
+
+    assert blocks() == {(64, 64)}
+    sizes = BlockSizes(sides=(32, 16), slow_from={})
+    monkeypatch.setattr(kso.pruning._blocks, "block_sizes", lambda: sizes)
+    assert blocks() == {(32, 32)}
     assert block_sizes("unknown") is block_sizes("cpu")

@@ -19,9 +19,9 @@ from keras_sparse_ortho.layers import (
     BlockSparseDense,
     BlockSparseEinsumDense,
     BlockSparseRNN,
-    _kernel_tiles,
-    _product_choice,
     block_products,
+    block_tile,
+    line_tile,
     product_by_token,
     set_block_products,
 )
@@ -187,7 +187,8 @@ def test_a_step_for_a_gpu_is_three_kernels_of_triton_without_gathers(
 ):
     import jax
 
-    monkeypatch.setattr(_product_choice, "_products", "fused")
+    monkeypatch.setattr(kso._backend, "device_kind", lambda: "gpu")
+    set_block_products("fused")
     grid = grid_of(8 * side, 8 * side, side, side, 0.25, "any")
     blocks, places, slots = operands_of(grid, dtype)
     x = jax.ShapeDtypeStruct((100, 8 * side), dtype)
@@ -267,12 +268,10 @@ def test_torch_compile_keeps_the_kernels():
     values = torch.autograd.grad(traced(*leaves), leaves)
     for value, wanted in zip(values, expected, strict=True):
         torch.testing.assert_close(value, wanted)
-    from keras_sparse_ortho.layers import _triton_products
-
     counts = [list(grid.of_outputs.counts), list(grid.of_inputs.counts)]
     padded = torch.randn(5, 32, requires_grad=True)
     torch.library.opcheck(
-        _triton_products.block_product,
+        torch.ops.keras_sparse_ortho.block_product.default,
         (padded, blocks, places.reshape(-1), slots.reshape(-1), *counts, True),
     )
 
@@ -287,15 +286,16 @@ def test_triton_compiles_the_kernels_for_an_h100(side, item_size):
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from keras_sparse_ortho.layers import _triton_kernels
-
-    line = _kernel_tiles.line_tile(1024, side, side, 64, item_size)
-    block = _kernel_tiles.block_tile(1024, side, side, 512, item_size)
+    set_block_products("interpreted")
+    BlockSparseDense(8, density=0.5, block=4)(np.ones((2, 8), "float32"))
+    kernels = kso.layers._triton_kernels
+    line = line_tile(1024, side, side, 64, item_size)
+    block = block_tile(1024, side, side, 512, item_size)
     strides = {"ROW_STRIDE": side, "COL_STRIDE": 1}
     floats = {2: "*bf16", 4: "*fp32"}[item_size]
     cases = [
-        (_triton_kernels._line_program, line, strides, {0, 1, 5}),
-        (_triton_kernels._block_program, block, {}, {0, 1, 4}),
+        (kernels._line_program, line, strides, {0, 1, 5}),
+        (kernels._block_program, block, {}, {0, 1, 4}),
     ]
     for kernel, tile, sizes, float_places in cases:
         function = triton.jit(kernel)
@@ -336,18 +336,14 @@ def test_tensorflow_has_no_kernels():
 
 
 @pytest.mark.not_tensorflow
+@pytest.mark.needs_kernels
 def test_without_a_gpu_fused_names_the_interpreter(monkeypatch):
-    monkeypatch.setattr(
-        _product_choice.importlib.util, "find_spec", lambda name: name
-    )
-    monkeypatch.setattr(_product_choice, "_has_pallas_for_triton", lambda: True)
-    monkeypatch.setattr(_product_choice, "device_kind", lambda: "cpu")
     with pytest.raises(
         ValueError, match=r"'interpreted' to test.*'fused' on a CPU"
     ):
         set_block_products("fused")
     assert block_products() == "gathered"
-    monkeypatch.setattr(_product_choice, "device_kind", lambda: "gpu")
+    monkeypatch.setattr(kso._backend, "device_kind", lambda: "gpu")
     set_block_products("fused")
     assert block_products() == "fused"
 
@@ -360,10 +356,11 @@ def test_torch_without_triton_says_what_to_install(monkeypatch):
 
 
 @pytest.mark.jax_only
+@pytest.mark.needs_kernels
 def test_an_older_jax_is_told_apart(monkeypatch):
-    monkeypatch.setattr(
-        _product_choice, "_has_pallas_for_triton", lambda: False
-    )
+    from jax.experimental.pallas import triton
+
+    monkeypatch.delattr(triton, "load")
     with pytest.raises(ImportError, match=r"newer JAX.*Received"):
         set_block_products("interpreted")
 
@@ -389,8 +386,8 @@ def test_kernels_are_refused_under_a_distribution():
 @pytest.mark.parametrize("batch", [1, 37, 128, 4096])
 def test_tiles_fit_tensor_cores_and_memory(batch, side, item_size):
     for tile in (
-        _kernel_tiles.line_tile(batch, side, side, 128, item_size),
-        _kernel_tiles.block_tile(batch, side, side, 1024, item_size),
+        line_tile(batch, side, side, 128, item_size),
+        block_tile(batch, side, side, 1024, item_size),
     ):
         for length in (tile.rows, tile.depth, tile.cols):
             assert 16 <= length <= 128
@@ -402,7 +399,7 @@ def test_tiles_fit_tensor_cores_and_memory(batch, side, item_size):
 
 @pytest.mark.numpy_only
 def test_small_products_get_more_programs():
-    wide = _kernel_tiles.line_tile(4096, 128, 128, 32, 2)
+    wide = line_tile(4096, 128, 128, 32, 2)
     assert (wide.rows, wide.warps) == (128, 8)
-    narrow = _kernel_tiles.line_tile(128, 128, 128, 32, 2)
+    narrow = line_tile(128, 128, 128, 32, 2)
     assert (narrow.rows, narrow.warps) == (32, 4)
