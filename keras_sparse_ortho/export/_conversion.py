@@ -38,7 +38,7 @@ _TITLES = {"tensorflow": "TensorFlow", "jax": "JAX"}
 
 
 def measured_errors(task: Task, workspace: Workspace) -> dict[str, Any]:
-    """The errors of the tensors of a file of int8, as `named_errors` has them."""
+    """The errors of tensors in an int8 file, as `named_errors` has them."""
     with tempfile.TemporaryDirectory() as folder:
         return _Converter(task, workspace, Path(folder)).measured()
 
@@ -114,7 +114,7 @@ class _Converter:
         return str(layers)
 
     def measured(self) -> dict[str, Any]:
-        """The errors of the tensors of a file of int8."""
+        """The errors of tensors in an int8 file."""
         path = self._folder / "plain"
         form: Job = {
             "path": str(path),
