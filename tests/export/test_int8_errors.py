@@ -17,7 +17,7 @@ from tests.export.models import exported
 
 pytestmark = pytest.mark.core
 L = keras.layers
-IMAGES = np.random.default_rng(0).normal(size=(160, 8, 8, 3)).astype("float32")
+IMAGES = np.random.default_rng(0).normal(size=(320, 8, 8, 3)).astype("float32")
 
 
 @pytest.fixture(autouse=True)
@@ -120,12 +120,14 @@ def test_layers_in_floats_by_name_and_by_themselves(model, plain, tmp_path):
     assert auto.error < 0.2 * plain.error
     assert auto.bytes > plain.bytes
     # A file that is good enough needs no floats.
-    limit = {"floats": "auto", "tolerance": 1.1 * plain.error}
+    # The limit is met on the rows that choose; the file is compared on others.
+    limit = {"floats": "auto", "tolerance": 1.5 * plain.error}
     enough = export_litert(model, tmp_path / "d.tflite", **limit, **data)
     assert enough.in_floats == ()
-    limit["tolerance"] = 1.1 * auto.error
+    limit["tolerance"] = 1.5 * auto.error
     better = export_litert(model, tmp_path / "e.tflite", **limit, **data)
-    assert better.error <= 1.1 * auto.error
+    assert better.error <= 1.5 * auto.error
+    assert better.in_floats
 
 
 def test_fitted_ranges_clip_an_outlier(tmp_path):
@@ -150,15 +152,15 @@ def test_max_loss_takes_the_first_remedy_that_is_enough(model, plain, tmp_path):
     first = export_litert(model, path, max_loss=2 * plain.error, **data)
     assert first.remedy == "measured ranges"
     assert [outcome.bytes for outcome in first.routes] == [first.bytes]
-    second = export_litert(model, path, max_loss=0.5 * plain.error, **data)
+    second = export_litert(model, path, max_loss=0.3 * plain.error, **data)
     names = [outcome.remedy for outcome in second.routes]
     assert names[-1] == second.remedy == "fitted ranges, equalized channels"
     assert names[:-1] == ["measured ranges", "fitted ranges"]
-    assert second.error <= 0.5 * plain.error == second.tolerance
+    assert second.error <= 0.3 * plain.error == second.tolerance
     assert f"int8, {names[0]}: no file" in str(second)
-    last = export_litert(model, path, max_loss=0.15 * plain.error, **data)
+    last = export_litert(model, path, max_loss=0.1 * plain.error, **data)
     assert last.remedy.endswith("a stretch in floats")
-    assert last.error <= 0.15 * plain.error
+    assert last.error <= 0.1 * plain.error
     content = path.read_bytes()
     refusal = pytest.raises(
         kso.export.ExportVerificationError,
