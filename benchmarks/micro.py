@@ -275,7 +275,8 @@ class Micro(Measurement):
             `kso.shrink(target="micro", max_flash=..., max_ram=...)` of the dense network on its
             training rows, in {minutes_of(lines)} minutes, with ends in int8 and the least loss on
             held-out rows; the flash counts without the code of Decode. Means over seeds, with
-            the standard deviation of the accuracy; times of one seed, measured by themselves.
+            the standard deviation of the accuracy; times of one seed. Arrays of shrink are timed
+            where they were kept.
             """
         )
         if any(VARIANTS.get(line["variant"], DENSE).tables for line in lines):
