@@ -124,8 +124,8 @@ def test_a_kept_value_is_not_computed_inside_the_condition_that_keeps_it():
 
 
 @pytest.mark.torch_only
-# Of torch.compile, on caches in Keras and on gradients of values that are no leaves.
-@pytest.mark.filterwarnings("ignore::UserWarning")
+# Those that torch.compile raises on Keras' own code: caches, and autograd functions that it makes.
+@pytest.mark.filterwarnings("ignore")
 def test_torch_compile_takes_any_pattern_with_lines_without_blocks():
     import torch
 
