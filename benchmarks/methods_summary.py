@@ -470,6 +470,12 @@ def about(runs: list[Run], used: Run) -> str:
     return text
 
 
+def machines_of(lines: list[Run]) -> str:
+    """Where the runs were made: a page may have runs of several machines."""
+    made = [line["made"]["machine"] for line in lines if "made" in line]
+    return " and ".join(sorted(set(made))) or machine()
+
+
 def summarize(
     lines: list[Run],
     known: Mapping[str, Run],
@@ -487,7 +493,7 @@ def summarize(
     runs = list(latest(lines).values())
     text = f"# {title}\n\n" + sentences(
         f"""
-        {machine()}, Keras {keras.__version__} on
+        {machines_of(lines)}, Keras {keras.__version__} on
         {", ".join(sorted({run["backend"] for run in runs}))}. Adam unless noted, cosine decay.
         Mean and standard deviation over seeds. `to {RIVAL}`: points ahead of a random mask of
         the same density; it wins or loses where Student's test over the seeds says so at 5%, and
@@ -647,17 +653,19 @@ def summarize_faster(
         ratios: CPU times of a step against dense, by the same.
     """
     runs = list(latest(lines).values())
+    backends = ", ".join(sorted({run["backend"] for run in runs}))
     text = (
         "# Training on live blocks: accuracy, and time to 88%\n\n"
         + sentences(
             f"""
-        {machine()}, {", ".join(sorted({run["backend"] for run in runs}))}. Fashion-MNIST, Adam,
+        {machines_of(lines)}, {backends}. Fashion-MNIST, Adam,
         cosine decay over all epochs of a row. 88% are read after each epoch on the last tenth of
         the training set, without which all are trained; the learning rate is the best one there
         of those tried, each with so many seeds. At an edge the chosen one is the least or the
         largest. Density is that of the hidden kernels; stem and head are dense. Seconds are those
         of a step of training times the steps of an epoch, medians of interleaved turns of one
-        process (`methods.py time_of_training --settings faster`).
+        process, on an idle machine (`methods.py time_of_training --settings faster`). A dense
+        network that is narrower, as many weights in all, has none of these.
         """
         )
     )
