@@ -390,7 +390,7 @@ def test_a_tensor_that_is_infinite_is_named(tmp_path):
     model = keras.Model(inputs, L.Dense(4, name="head")(x))
     data = {"representative_data": NORMAL.astype("float32")}
     with pytest.raises(
-        ExportConversionError, match="must be finite.*infinite tensors"
+        ExportConversionError, match=r"must be finite.*infinite tensors"
     ):
         export_litert(model, tmp_path / "m.tflite", mode="int8", **data)
 
