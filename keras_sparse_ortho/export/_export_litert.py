@@ -450,7 +450,12 @@ def _checked_loss(
             "`max_loss` chooses `ranges`, `equalize` and `floats` itself, and is the tolerance: "
             f"leave these four out. Received: {max_loss=}, {tolerance=}, {remedy.name}"
         )
-    return check_number("max_loss", max_loss)
+    loss = check_number("max_loss", max_loss)
+    if not loss >= 0:  # NaN as well
+        raise ValueError(
+            f"`max_loss` must be 0 or more. Received: max_loss={max_loss!r}"
+        )
+    return loss
 
 
 def _time(

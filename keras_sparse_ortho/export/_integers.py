@@ -78,19 +78,24 @@ class Calibration(NamedTuple):
 def calibration_of(content: bytes, batches: Batches) -> Calibration:
     """The ranges in a file of floats on batches of inputs.
 
-    A tensor that is infinite on some row has none, so what writes or reads it stays in floats.
+    Raises:
+        ValueError: A tensor is infinite on some row, so that no step of integers fits it.
     """
     batches = list(batches)
     peaks = measured_peaks(content, batches)
     ranges = calibrated(content, batches)
     for name, peaks_of_lstm in peaks.items():
         ranges[name] = range_of_output(peaks_of_lstm)
-    finite = {
-        name: bounds
-        for name, bounds in ranges.items()
-        if np.isfinite(bounds).all()
-    }
-    return Calibration(finite, peaks)
+    infinite = [
+        name for name, bounds in ranges.items() if not np.isfinite(bounds).all()
+    ]
+    if infinite:
+        raise ValueError(
+            "Every tensor must be finite on the rows that calibrate a file of static integers; use "
+            "a bounded form, such as ops.sigmoid(x) for 1 / (1 + ops.exp(-x)), or "
+            f"mode='dynamic_int8'. Received: infinite tensors {infinite[:5]}"
+        )
+    return Calibration(ranges, peaks)
 
 
 class IntegerPlan(NamedTuple):

@@ -186,7 +186,7 @@ def doubts(
 
 def _spread(output: np.ndarray) -> float:
     """The root of the mean variance over rows."""
-    return float(np.sqrt(np.mean(np.var(output, axis=0))))
+    return float(np.sqrt(np.mean(np.var(output.astype(np.float64), axis=0))))
 
 
 def _share_of_0_and_1(output: np.ndarray) -> float:

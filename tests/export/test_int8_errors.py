@@ -46,7 +46,7 @@ def uneven(spread):
 
 @pytest.fixture(scope="module")
 def model():
-    return uneven(100.0)
+    return uneven(50.0)
 
 
 @pytest.fixture(scope="module")
@@ -131,17 +131,18 @@ def test_layers_in_floats_by_name_and_by_themselves(model, plain, tmp_path):
 
 
 def test_fitted_ranges_clip_an_outlier(tmp_path):
-    """A row has one value of 16, and half of the measured range of the input is for it alone."""
+    """Two values of 20 in 96 rows: most of the measured range of the input is for them alone."""
     keras.utils.set_random_seed(0)
     layers = [L.Conv2D(4, 3, 3), L.Flatten(), L.Dense(4)]
     model = keras.Sequential([keras.Input((32, 32, 3)), *layers])
-    rows = np.random.default_rng(0).normal(size=(96, 32, 32, 3))
-    rows[40, 3, 3, 0] = 16.0
-    data = {"representative_data": rows[:64], "sample": rows[64:]}
+    rows = np.random.default_rng(0).normal(size=(128, 32, 32, 3))
+    rows[40, 3, 3, 0] = 20.0
+    rows[50, 5, 5, 1] = -20.0
+    data = {"representative_data": rows[:96], "sample": rows[96:]}
     measured = exported(model, tmp_path / "a.tflite", **data)
     fitted = exported(model, tmp_path / "b.tflite", ranges="fitted", **data)
     assert fitted.error < 0.8 * measured.error
-    assert fitted.bytes == measured.bytes
+    assert fitted.bytes <= measured.bytes + 64  # alignment
     assert (measured.remedy, fitted.remedy) == ("", "fitted ranges")
     assert "remedies              fitted ranges" in str(fitted)
 
