@@ -122,10 +122,10 @@ def _mean_cosine(one: np.ndarray, other: np.ndarray) -> float:
     """The mean size of the cosines of some rows that are finite, and not zero."""
     # In float16 weights beyond 65,504 are infinite.
     is_finite = np.isfinite(one).all(axis=1) & np.isfinite(other).all(axis=1)
-    one = one[is_finite]
-    other = other[is_finite]
-    products = np.abs(np.sum(one * other, axis=1))
-    norms = np.linalg.norm(one, axis=1) * np.linalg.norm(other, axis=1)
+    values = one[is_finite]
+    expected = other[is_finite]
+    products = np.abs(np.sum(values * expected, axis=1))
+    norms = np.linalg.norm(values, axis=1) * np.linalg.norm(expected, axis=1)
     is_live = norms > 0
     if not is_live.any():
         return 0.0
