@@ -22,6 +22,7 @@ from keras_sparse_ortho._keras_internals import (
     graph_ends,
     instead_of_graph,
 )
+from keras_sparse_ortho._types import Nested, Tensor
 from keras_sparse_ortho._values import is_traced, to_numpy
 
 MOST_ENTRIES = 2**27
@@ -213,7 +214,7 @@ class GraphWalk:
 
     def in_model(
         self,
-        batch: Any,
+        batch: Nested,
         function: Callable[[list[Any], OperationCall], None],
     ) -> None:
         """Calls a function where the model would run its graph for a batch."""
@@ -266,16 +267,14 @@ class GraphWalk:
                 copy.pop(slot, None)
         return [copy[slot] for slot in self._outputs] if last is None else []
 
-    def _one_sample(self) -> Any:
+    def _one_sample(self) -> Nested:
         """The first sample; the first batch of a model that takes no other number of samples."""
         inputs, _ = graph_ends(self._model)
         shapes = [tensor.shape for tensor in keras.tree.flatten(inputs)]
+        first_batch = self.batches[0]
         if any(shape[:1] != (None,) for shape in shapes):
-            return self.batches[0]
-        return keras.tree.map_structure(
-            lambda values: None if values is None else values[:1],
-            self.batches[0],
-        )
+            return first_batch
+        return keras.tree.map_structure(_first_of, first_batch)
 
     def _new_slots(self, tensors: Any) -> list[int]:
         return [next(self._numbers) for _ in keras.tree.flatten(tensors)]
@@ -350,6 +349,13 @@ class GraphWalk:
         for slot, position in last.items():
             slots[position].append(slot)
         return slots
+
+
+def _first_of(values: Tensor | None) -> Tensor | None:
+    """The first sample of an input, which may be optional."""
+    if values is None:
+        return None
+    return values[:1]
 
 
 class GraphStream:

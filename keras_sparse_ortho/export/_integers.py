@@ -130,8 +130,8 @@ def in_storage(
     Args:
         content: bytes. The file, with marks of trained ranges or without.
         storage: str. Such as "int8".
-        calibration: What rows show: the ranges of static integers, or the states inside of LSTMs
-            where ranges were trained; None without rows.
+        calibration: Ranges of static integers that rows show, or the states inside of LSTMs where
+            ranges were trained; None without rows.
         ends: Types of inputs and outputs.
         floats: Names of tensors. Operations that write one stay in floats.
 
