@@ -6,6 +6,7 @@ import importlib.util
 import keras
 
 from keras_sparse_ortho import _backend
+from keras_sparse_ortho._checks import other_keywords
 
 GATHERED = "gathered"
 FUSED = "fused"
@@ -15,6 +16,7 @@ _CHOICES = (GATHERED, FUSED, INTERPRETED)
 _products = GATHERED
 
 
+@other_keywords
 def block_products() -> str:
     """Returns how products with live blocks are computed: see `set_block_products`.
 
@@ -25,6 +27,7 @@ def block_products() -> str:
     return _products
 
 
+@other_keywords
 def set_block_products(products: str) -> None:
     """Chooses how products with live blocks are computed, in this process.
 

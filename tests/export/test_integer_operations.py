@@ -15,6 +15,7 @@ from keras_sparse_ortho.errors import (
 from keras_sparse_ortho.export import export_litert
 from keras_sparse_ortho.quantization import quantize_aware, round_biases
 from tests.export.models import exported
+from tests.models.networks import WithZeros
 
 pytestmark = pytest.mark.core
 L = keras.layers
@@ -264,10 +265,7 @@ def test_ranges_behind_a_scaling_are_of_what_it_gives(front, tmp_path):
 def test_a_concatenation_with_a_constant(way, tmp_path):
     keras.utils.set_random_seed(0)
     inputs = keras.Input((8, 8, 5))
-    filled = L.Lambda(
-        lambda x: ops.concatenate([x, ops.zeros((1, 8, 8, 3))], axis=-1),
-        output_shape=(8, 8, 8),
-    )
+    filled = WithZeros()
     x = L.Conv2D(8, 3, activation="relu")(filled(inputs))
     model = keras.Model(inputs, L.GlobalAveragePooling2D()(x))
     rows = np.random.default_rng(0).normal(size=(64, 8, 8, 5)).astype("float32")

@@ -12,6 +12,18 @@ register = keras.saving.register_keras_serializable(package="tests")
 SHAPE = (8, 8, 3)
 
 
+@register
+class WithZeros(L.Layer):
+    """Adds three channels of zeros behind those of one image."""
+
+    def call(self, inputs):
+        zeros = keras.ops.zeros((1, *inputs.shape[1:-1], 3))
+        return keras.ops.concatenate([inputs, zeros], axis=-1)
+
+    def compute_output_shape(self, input_shape):
+        return (*input_shape[:-1], input_shape[-1] + 3)
+
+
 def sequential():
     return keras.Sequential(
         [
