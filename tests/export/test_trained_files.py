@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import keras_sparse_ortho as kso
+from keras_sparse_ortho.errors import ExportConversionError
 from keras_sparse_ortho.export import export_litert, load_litert
 from keras_sparse_ortho.kernels import walk
 from keras_sparse_ortho.quantization import (
@@ -222,6 +223,14 @@ def test_kernels_of_dense_layers_take_the_bits_of_their_training(
     assert narrow.total_zeros == wide.total_zeros
     bits = {"int4": 4, "int2": 2}[stored]
     assert wide.bytes - narrow.bytes > 0.9 * 24 * 48 * (8 - bits) / 8
+
+
+def test_eight_bits_of_their_training_do_not_become_four(tmp_path):
+    model, x = trained(mlp, "int8")
+    with pytest.raises(
+        ExportConversionError, match="stored in fewer than 8 bits"
+    ):
+        export_litert(model, tmp_path / "m", mode="int4", sample=x[:64])
 
 
 @pytest.mark.parametrize(
