@@ -117,7 +117,8 @@ def test_layers_in_floats_by_name_and_by_themselves(model, plain, tmp_path):
     assert named.error < 0.2 * plain.error
     auto = export_litert(model, tmp_path / "c.tflite", floats="auto", **data)
     assert auto.in_floats[-2:] == named.in_floats
-    assert auto.error < 0.2 * plain.error
+    # Nine tenths of the squared error are in the stretch, on rows that others judge.
+    assert auto.error < 0.1**0.5 * plain.error
     assert auto.bytes > plain.bytes
     # A file that is good enough needs no floats.
     # The limit is met on the rows that choose; the file is compared on others.
