@@ -114,10 +114,10 @@ def test_layers_in_floats_by_name_and_by_themselves(model, plain, tmp_path):
     )
     kinds = [text.partition(" ")[0] for text in named.in_floats]
     assert kinds == ["CONV_2D", "DEPTHWISE_CONV_2D"]  # "norm" is in "first"
-    assert named.error < 0.2 * plain.error
+    # Nine tenths of the squared error are in these two.
+    assert named.error < 0.1**0.5 * plain.error
     auto = export_litert(model, tmp_path / "c.tflite", floats="auto", **data)
     assert auto.in_floats[-2:] == named.in_floats
-    # Nine tenths of the squared error are in the stretch, on rows that others judge.
     assert auto.error < 0.1**0.5 * plain.error
     assert auto.bytes > plain.bytes
     # A file that is good enough needs no floats.

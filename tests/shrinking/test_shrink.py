@@ -594,7 +594,6 @@ def test_the_file_that_is_written_is_the_one_of_the_table(model, tmp_path):
 
 
 @pytest.mark.tensorflow_only
-@pytest.mark.slow
 def test_outputs_in_their_order_inputs_by_name_and_frozen_layers(tmp_path):
     inputs = {name: keras.Input((8,), name=name) for name in ("b", "a")}
     y = keras.layers.Dense(64, "relu", trainable=False)(
