@@ -159,7 +159,8 @@ def test_relu6_bounds_the_factors():
     equal = equalize(model, IMAGES, power=1.0)
     peaks = peaks_behind(equal, "relu")
     assert peaks.max() <= 6.0 + 1e-5
-    np.testing.assert_allclose(peaks, peaks.max(), rtol=1e-4)
+    assert peaks_behind(model, "relu")[1] < 5.0
+    np.testing.assert_allclose(peaks[:2], 6.0, rtol=1e-4)
     np.testing.assert_array_equal(
         array(equal.layers[0].kernel)[..., 0], kernel[..., 0] * 40
     )
