@@ -92,7 +92,7 @@ def calibration_of(content: bytes, batches: Batches) -> Calibration:
     if infinite:
         raise ValueError(
             "Every tensor must be finite on the rows that calibrate a file of static integers; use "
-            "a bounded form, such as ops.sigmoid(x) for 1 / (1 + ops.exp(-x)), or "
+            "a bounded form, such as the sigmoid of Keras for a quotient of exponentials, or "
             f"mode='dynamic_int8'. Received: infinite tensors {infinite[:5]}"
         )
     return Calibration(ranges, peaks)
