@@ -75,10 +75,11 @@ class _Converter:
             "inputs": task.signature.specs,
             "ends": task.ends,
         }
+        self._calibrating: Job = {}
         if task.rows.calibrating is not None:
             file = workspace.folder / "representative.npz"
             np.savez(file, *task.rows.calibrating)
-            self._job["representative"] = str(file)
+            self._calibrating["representative"] = str(file)
         self._choice = self._chosen_on_rows()
 
     def _chosen_on_rows(self) -> Job:
@@ -129,6 +130,7 @@ class _Converter:
             write_kernels(kernels, self._task.kernels)
             job = {
                 **self._job,
+                **self._calibrating,
                 "held": self._saved("held", self._task.rows.compared),
                 "layers": self._layer_outputs(),
                 "path": str(path),
@@ -184,6 +186,9 @@ class _Converter:
             "sparse": route.encoding == "sp",
             "result": str(file),
         }
+        # Trained ranges need no rows, but for the states inside of LSTMs.
+        if not self._task.has_ranges or fuses_lstms(route):
+            job |= self._calibrating
         if route.needs_data:
             job |= self._choice
         timeout = self._task.timeout
