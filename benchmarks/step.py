@@ -411,7 +411,7 @@ THIN: dict[str, Callable[[int], keras.Model]] = {
 }
 """The same networks with one rank that is fixed from the start."""
 GRAIN = 256
-"""Steps in which shares of widths are tried."""
+"""Steps between the shares of widths that are tried."""
 
 
 def largest_below(

@@ -624,7 +624,7 @@ def answer(*names: str) -> None:
 class Room(types.ModuleType):
     """The package or a room: it lists its public names, and answers names of other packages.
 
-    `_FILES` of a room says in which of its files names stand that load when they are used.
+    `_FILES` of a room lists the names that load when they are used, each with its file.
     """
 
     def __dir__(self) -> list[str]:

@@ -109,7 +109,7 @@ def _fitted(
     shares = {}
     for index, operators in rounded_tensors(plan).items():
         writes = index in map(int, operators[0].outputs)
-        # LiteRT has ranges of its own for these.
+        # LiteRT fixes these ranges.
         if writes and kind_of(plan.model, operators[0]) in FIXED:
             continue
         name = name_of(graph.tensors[index])

@@ -156,7 +156,7 @@ def _interpreted(kernel: Callable[..., None]) -> Any:
     return InterpretedFunction(kernel)
 
 
-# Triton takes annotations for types of its own.
+# Triton reads annotations as its types.
 def _line_program(  # type: ignore[no-untyped-def]
     x_ptr,
     blocks_ptr,
