@@ -17,12 +17,13 @@ from keras_sparse_ortho.models import (
 
 Array = np.ndarray
 
-COSTS = ("parameters", "flops", "bytes")
+COSTS = ("parameters", "flops", "work", "bytes")
 
 _FLOATS_BELOW = (
     1024  # entries: LiteRT's converter leaves smaller kernels in floats
 )
 _FLOAT_BYTES = 4
+_LANES = 16  # outputs of a kernel that runtimes compute together
 _SLOWER = 1.5  # with values of some kernels than without
 _OUTPUT_BYTES = 12  # scale and zero point of an output of a kernel in integers
 
@@ -106,6 +107,7 @@ class WidthCosts:
         functions = {
             "parameters": self.parameters,
             "flops": self.flops,
+            "work": self.work,
             "bytes": self.int8_bytes,
         }
         return functions[name](widths)
@@ -116,12 +118,28 @@ class WidthCosts:
 
     def flops(self, widths: Mapping[str, int]) -> float:
         """Multiply-adds of all kernels for one sample."""
-        counts = self._entries(widths) * self.positions
+        return self._multiply_adds(self._shapes(widths), "flops")
+
+    def work(self, widths: Mapping[str, int]) -> float:
+        """Multiply-adds with the outputs of each kernel rounded up to whole lanes of 16.
+
+        A kernel of 24 outputs takes as long as one of 32. Kernels of fewer than 16 outputs, such as
+        a head, and depthwise ones, whose last axis has one entry, count as they are.
+        """
+        shapes = self._shapes(widths)
+        outputs = shapes[:, -1]
+        dense_outputs = self.sizes[:, -1]
+        rounded = np.minimum(-(-outputs // _LANES) * _LANES, dense_outputs)
+        shapes[:, -1] = np.where(dense_outputs < _LANES, outputs, rounded)
+        return self._multiply_adds(shapes, "work")
+
+    def _multiply_adds(self, shapes: Array, cost: str) -> float:
+        counts = np.prod(shapes, axis=1) * self.positions
         if np.isnan(counts).any():
             raise ValueError(
                 "Multiply-adds are counted where the inputs of a model have a fixed shape, and the "
                 "layers are Keras' or registered (`kernel_positions`): take another cost. "
-                "Received: cost='flops'"
+                f"Received: {cost=}"
             )
         return float(np.sum(counts))
 

@@ -164,9 +164,10 @@ class WidthTable(Answering):
             target: float in (0, 1]. The cost as a share of the dense model's; or
             at_most: float. The cost itself; or
             error: float. The predicted error: the cost is then as low as that allows.
-            cost: `"parameters"`, `"flops"` (multiply-adds of a sample), `"bytes"` (of the weights
-                in a `dynamic_int8` file, without the graph), or a callable from a dict of widths
-                to a number, such as measured milliseconds.
+            cost: `"parameters"`; `"flops"`, multiply-adds of a sample; `"work"`, the same with the
+                outputs of each kernel rounded up to 16, as runtimes compute them: closest to time;
+                `"bytes"`, of the weights in a `dynamic_int8` file, without the graph; or a callable
+                from a dict of widths to a number, such as measured milliseconds.
             multiple_of: int. Widths are multiples of it. Runtimes compute 8 or 16 channels
                 together, so other widths save no time. Groups of fewer than two multiples, such as
                 heads of attention, have steps of an eighth of their width.

@@ -19,6 +19,7 @@ from keras_sparse_ortho.shrinking._microcontroller import (
 from keras_sparse_ortho.shrinking._search import Search
 from keras_sparse_ortho.shrinking._shrink import chosen, shrink
 from keras_sparse_ortho.shrinking._shrink_report import ShrinkReport, Trial
+from keras_sparse_ortho.shrinking._width_shares import WidthShares
 
 __all__ = ["MicroFigures", "MicroReport", "ShrinkReport", "Trial", "shrink"]
 

@@ -1,5 +1,6 @@
 """The user's examples in two parts: one judges files, the other makes them."""
 
+import dataclasses
 import time
 from typing import Any
 
@@ -25,9 +26,34 @@ _BATCH = 64
 _LEAST_EXAMPLES = 32
 _LEAST_TO_TRAIN = 1500
 _CALIBRATION = 512
+_TIMED = 512  # examples of the forward pass that is timed
 _STEP_COST = 4  # times a forward pass
 _READING_SHARE = 0.25  # of the time may pass in reading a data set, and
 _LEAST_READING = 10.0  # seconds
+
+
+@dataclasses.dataclass(frozen=True)
+class Training:
+    """What `distill` gets to train one network.
+
+    Attributes:
+        options: dict. The arguments of `distill`.
+        cost: float. A forward pass of the network, relative to the dense one's.
+    """
+
+    options: dict[str, Any]
+    cost: float = 1.0
+
+    def at_rate(self, learning_rate: float) -> "Training":
+        """The same with another highest rate."""
+        options = {**self.options, "learning_rate": learning_rate}
+        return dataclasses.replace(self, options=options)
+
+    @property
+    def rows_seen(self) -> int:
+        """How many rows pass through the network, counted in each pass."""
+        (inputs,) = self.options["data"]
+        return self.options["epochs"] * len(keras.tree.flatten(inputs)[0])
 
 
 class Examples:
@@ -77,7 +103,7 @@ class Examples:
             )
         order = np.random.default_rng(seed).permutation(count)
         self.seconds_each = _time_of_one(
-            model, rows_at(self._inputs, order[:_BATCH])
+            model, rows_at(self._inputs, order[:_TIMED])
         )
         # A file of a large model may take three times as long: a tenth of the time.
         fitting = seconds / 30 / self.seconds_each
@@ -112,57 +138,56 @@ class Examples:
                 f"Received: {self.judge.name} {self.judge.dense.mean:.4f} on {self.count} rows"
             )
 
-    def took(self, seconds: float, training: dict[str, Any]) -> None:
+    def took(self, seconds: float, training: Training) -> None:
         """Notes how long a training took, so that the next one gets fewer examples if it was slow.
 
         Args:
             seconds: float. The time it took.
-            training: dict. The arguments from `to_train`.
+            training: Training. What `to_train` gave.
         """
-        (inputs,) = training["data"]
-        passes = training["epochs"] * len(keras.tree.flatten(inputs)[0])
-        self.seconds_each = max(
-            self.seconds_each, seconds / (_STEP_COST * passes)
-        )
-
-    def passes_within(self, seconds: float, most: int) -> int:
-        """How often training can see each example in a time, at least once."""
-        pass_seconds = _STEP_COST * self.seconds_each * len(self._training)
-        return max(1, min(most, int(seconds / pass_seconds)))
+        forward_passes = _STEP_COST * training.cost * training.rows_seen
+        self.seconds_each = max(self.seconds_each, seconds / forward_passes)
 
     def to_train(
         self,
         seconds: float,
-        passes: int,
+        most_passes: int,
+        *,
         fewest: int = _LEAST_TO_TRAIN,
+        cost: float = 1.0,
         **options: Any,
-    ) -> dict[str, Any]:
-        """Arguments of `distill` for the examples that the time allows; none if they are too few.
+    ) -> Training | None:
+        """The training that a time allows; `None` if it allows too few examples.
+
+        All examples come before a second pass over some of them.
 
         Args:
             seconds: float. How long training may take.
-            passes: int. How often it sees each example.
+            most_passes: int. How often it sees each example, at most.
             fewest: int. The fewest examples that are enough.
+            cost: float. A forward pass of the network, relative to the dense one's.
             options: Other arguments of `distill`.
         """
-        count = int(
-            max(seconds, 0.0) / (_STEP_COST * passes * self.seconds_each)
-        )
-        chosen = self._training[:count]
+        row_seconds = _STEP_COST * cost * self.seconds_each
+        rows_within = int(max(seconds, 0.0) / row_seconds)
+        passes = rows_within // max(len(self._training), 1)
+        passes = max(1, min(passes, most_passes))
+        chosen = self._training[: rows_within // passes]
         if len(chosen) < fewest:
-            return {}
-        data = (rows_at(self._inputs, chosen),)
-        return {
-            **options,
+            return None
+        options |= {
             "outputs": self.logits,
-            "data": data,
+            "data": (rows_at(self._inputs, chosen),),
             "epochs": passes,
         }
+        return Training(options, cost)
 
 
 def _time_of_one(model: keras.Model, inputs: Any) -> float:
     """Seconds of a forward pass for one example, after one that compiles."""
-    model.predict(inputs, verbose=0)
+    count = len(keras.tree.flatten(inputs)[0])
+    first_batch = rows_at(inputs, slice(0, _BATCH))
+    model.predict(first_batch, batch_size=_BATCH, verbose=0)
     start = time.monotonic()
-    model.predict(inputs, verbose=0)
-    return (time.monotonic() - start) / len(keras.tree.flatten(inputs)[0])
+    model.predict(inputs, batch_size=_BATCH, verbose=0)
+    return (time.monotonic() - start) / count

@@ -196,7 +196,7 @@ class MicroSearch(Search):
     ) -> Attempt:
         name = f"narrowed to {costs.share_of_bytes(choice):.2g}"
         make = partial(self._narrowed, choice, table)
-        trial, _ = self._try_made(name, make, {}, _ROUTE, choice)
+        trial, _ = self._try_made(name, make, None, _ROUTE, choice)
         return Attempt(trial, make, choice)
 
     def _train(self, attempt: Attempt) -> None:
@@ -209,12 +209,12 @@ class MicroSearch(Search):
         )
         training = self._examples.to_train(
             seconds,
-            self._examples.passes_within(seconds, _MOST_PASSES),
-            _FEWEST_ROWS,
+            _MOST_PASSES,
+            fewest=_FEWEST_ROWS,
             seed=self._seed,
             learning_rate=_RATE,
         )
-        if training:
+        if training is not None:
             name = f"{trial.name}, trained"
             self._try_made(name, attempt.make, training, _ROUTE, attempt.widths)
 
@@ -280,7 +280,7 @@ class MicroSearch(Search):
             trial, _ = self._try_made(
                 f"{name}, density {density:.2g}",
                 make_pruned,
-                {},
+                None,
                 _ROUTE,
                 choice,
             )

@@ -17,7 +17,6 @@ from keras_sparse_ortho._data import rows_at
 from keras_sparse_ortho._keras_internals import without_warnings
 from keras_sparse_ortho.budgets import Budget
 from keras_sparse_ortho.calibration import (
-    Costs,
     WidthTable,
     restore_statistics,
     widths,
@@ -41,9 +40,10 @@ from keras_sparse_ortho.pruning import apply_masks, narrow, parametrize, prune
 from keras_sparse_ortho.quantization import quantize_aware
 from keras_sparse_ortho.recovery import distill
 from keras_sparse_ortho.schedules import Cubic
-from keras_sparse_ortho.shrinking._examples import Examples
+from keras_sparse_ortho.shrinking._examples import Examples, Training
 from keras_sparse_ortho.shrinking._max_drop import MaxDrop, scaled
 from keras_sparse_ortho.shrinking._shrink_report import Trial, frontier_of
+from keras_sparse_ortho.shrinking._width_shares import WidthShares
 
 _DENSITIES = (0.5, 0.35, 0.2, 0.1, 0.05)
 _FIRST_DENSITY = 2  # the number of the one that is tried first
@@ -214,7 +214,7 @@ class Search:
         table = self._width_table()
         if table is None:
             return []
-        cost = _cost_of(table, self._prefer)
+        cost = WidthShares(table).preferred(self._prefer)
         networks: list[tuple[str, keras.Model]] = []
         choices: list[Mapping[str, int]] = []
         too_small, small_enough = 0.0, 1.0
@@ -274,7 +274,7 @@ class Search:
         """
         name = f"narrowed to {share:.2g}"
         make = partial(self._narrowed, choice, table)
-        trial, model = self._try_made(name, make, {}, route, choice)
+        trial, model = self._try_made(name, make, None, route, choice)
         is_good_enough = trial.loses_at_most(
             scaled(self._max_drop, _WORTH_TRAINING)
         )
@@ -286,9 +286,13 @@ class Search:
             _TRAINING_SHARE * self._seconds, self._seconds - self._say()
         )
         training = self._examples.to_train(
-            seconds, _PASSES, seed=self._seed, learning_rate=rate
+            seconds,
+            _PASSES,
+            cost=WidthShares(table).training(choice),
+            seed=self._seed,
+            learning_rate=rate,
         )
-        if not training:
+        if training is None:
             return name, model, trial.loses_at_most(self._max_drop)
         trained_name = f"{name}, trained"
         trained_trial, trained = self._try_made(
@@ -348,7 +352,7 @@ class Search:
                 position = len(todo) - 1
         return networks
 
-    def _ways_to_prune(self) -> tuple[list[str], dict[str, Any]]:
+    def _ways_to_prune(self) -> tuple[list[str], Training | None]:
         """The ways of pruning that the time allows, and what training needs."""
         spare = max(self._seconds - self._say(), 0.0) / 4  # for a trial
         solving = max(spare, min(_LONGEST_SOLVING, self._seconds / 2))
@@ -364,7 +368,7 @@ class Search:
         else:
             methods = ["at once"]
             trained_methods = ["at once, trained", "gradually"]
-        if training:
+        if training is not None:
             methods += trained_methods
         return methods, training
 
@@ -372,7 +376,7 @@ class Search:
         self,
         density: float,
         methods: list[str],
-        training: dict[str, Any],
+        training: Training | None,
         route: str,
     ) -> tuple[str, keras.Model, str, bool]:
         """Tries ways until one is good; the best one's name, model, way and verdict."""
@@ -382,11 +386,14 @@ class Search:
                 self._scheduled if method == "gradually" else self._pruned
             )
             make = partial(make_pruned, density)
-            rows = {}
-            if training and method in _RATES:
-                rows = {**training, "learning_rate": _RATES[method]}
+            training_of_method = None
+            if training is not None and method in _RATES:
+                training_of_method = training.at_rate(_RATES[method])
             trial, model = self._try_made(
-                f"density {density:g}, {method}", make, rows, route
+                f"density {density:g}, {method}",
+                make,
+                training_of_method,
+                route,
             )
             attempts.append((trial, model, method))
             if trial.loses_at_most(self._max_drop) or self._is_late():
@@ -457,13 +464,9 @@ class Search:
             seconds = min(
                 _TRAINING_SHARE * self._seconds, self._seconds - self._say()
             )
-            options: dict[str, Any] = {
-                "learning_rate": _LOW_RATE,
-                "seed": self._seed,
-            }
-            training = self._examples.to_train(seconds, _PASSES, **options)
-            if not training:
-                training = self._examples.to_train(seconds, 1, **options)
+            training = self._examples.to_train(
+                seconds, _PASSES, seed=self._seed, learning_rate=_LOW_RATE
+            )
             trial, _ = self._try_made(
                 f"{name}, int4",
                 partial(_in_4_bits, model),
@@ -483,7 +486,7 @@ class Search:
         self,
         name: str,
         make: Callable[[], keras.Model],
-        training: dict[str, Any],
+        training: Training | None,
         route: str,
         choice: Mapping[str, int] | None = None,
     ) -> tuple[Trial, keras.Model | None]:
@@ -492,14 +495,14 @@ class Search:
         self._say(name)
         try:
             model = make()
-            if training:
+            if training is not None:
                 model.trainable = True  # frozen layers as well
                 began = time.monotonic()
                 distill(
                     model,
                     self._model,
                     verbose=2 if self._say.loud else 0,
-                    **training,
+                    **training.options,
                 )
                 self._examples.took(time.monotonic() - began, training)
         # Any: there are other ways, and the dense files.
@@ -594,29 +597,6 @@ class Search:
 
 def _is_narrowed_at_once(trial: Trial) -> bool:
     return bool(trial.widths) and not trial.name.endswith("trained")
-
-
-def _cost_of(table: WidthTable, prefer: str) -> Costs:
-    """The cost of widths, 1 for the dense network: bytes, multiply-adds, or the mean of both."""
-    bytes_before = table.cost(cost="bytes")
-    try:
-        flops_before = table.cost(cost="flops")
-    except ValueError:  # of inputs whose size is not known
-        prefer = "bytes"
-        flops_before = 1.0
-
-    def share_of_bytes(choice: Mapping[str, int]) -> float:
-        return table.cost(choice, "bytes") / bytes_before
-
-    def share_of_flops(choice: Mapping[str, int]) -> float:
-        return table.cost(choice, "flops") / flops_before
-
-    def mean_share(choice: Mapping[str, int]) -> float:
-        return 0.5 * (share_of_bytes(choice) + share_of_flops(choice))
-
-    return {"bytes": share_of_bytes, "ms": share_of_flops, "both": mean_share}[
-        prefer
-    ]
 
 
 def _between(too_small: float, small_enough: float) -> float:

@@ -173,6 +173,9 @@ def test_targets_and_costs():
     assert table.search(1.0) == full
     assert table.cost() == 64 * 64 + 64 + 64 * 48 + 48 + 48 * 10 + 10
     assert table.cost({"second": 16}, "flops") == 64 * 64 + 64 * 16 + 16 * 10
+    # Outputs are computed 16 at a time, inputs one by one; the head has fewer.
+    work = table.cost({"first": 40, "second": 8}, "work")
+    assert work == 64 * 48 + 40 * 16 + 8 * 10
     # Kernels of 1,024 entries are integers with 12 bytes for an output, others are floats.
     expected = (
         (64 * 64 + 12 * 64) + (64 * 16 + 12 * 16) + 4 * (64 + 16 + 16 * 10 + 10)

@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import pytest
 
+import keras_sparse_ortho as kso
 from keras_sparse_ortho.errors import ExportConversionError, ShrinkError
 from keras_sparse_ortho.export import load_litert
 from keras_sparse_ortho.models import OutputKind
@@ -19,6 +20,7 @@ from keras_sparse_ortho.shrinking import (
     Search,
     ShrinkReport,
     Trial,
+    WidthShares,
     _search,
     chosen,
     closeness,
@@ -486,21 +488,69 @@ def test_the_table_of_widths_has_half_of_the_time_that_is_left(
     assert search.untried == ["a table of widths"]
 
 
+def examples_to_train(count):
+    """Examples with so many rows to train on, each a millisecond of a forward pass."""
+    examples = object.__new__(Examples)
+    examples._inputs = ROWS
+    examples._training = np.resize(np.arange(400), count)
+    examples.logits = ["values"]
+    examples.seconds_each = 0.001
+    return examples
+
+
+def rows_and_passes(training):
+    (rows,) = training.options["data"]
+    return len(rows), training.options["epochs"]
+
+
 def test_a_slow_training_leaves_fewer_rows_to_the_next():
-    rows = object.__new__(Examples)
-    rows._inputs, rows._training, rows.logits = (
-        ROWS,
-        np.tile(np.arange(400), 20),
-        ["values"],
+    examples = examples_to_train(8000)
+    training = examples.to_train(24.0, 3)
+    assert rows_and_passes(training) == (6000, 1)
+    examples.took(48.0, training)  # twice as long as meant: a busy machine
+    assert rows_and_passes(examples.to_train(24.0, 3)) == (3000, 1)
+    examples.took(1.0, training)
+    assert rows_and_passes(examples.to_train(24.0, 3)) == (3000, 1)
+    assert examples.to_train(-5.0, 3) is None
+    assert examples.to_train(4.0, 3) is None  # 500 rows are too few
+    assert rows_and_passes(examples.to_train(4.0, 3, fewest=500)) == (500, 1)
+
+
+def test_all_examples_are_seen_before_some_are_seen_again():
+    examples = examples_to_train(2000)
+    assert rows_and_passes(examples.to_train(8.0, 3)) == (2000, 1)
+    assert rows_and_passes(examples.to_train(16.0, 3)) == (2000, 2)
+    assert rows_and_passes(examples.to_train(80.0, 3)) == (2000, 3)
+
+
+def test_narrow_networks_are_trained_longer_in_the_same_time():
+    examples = examples_to_train(2000)
+    training = examples.to_train(8.0, 3, cost=0.5)
+    assert rows_and_passes(training) == (2000, 2)
+    examples.took(32.0, training)  # four times as long as meant
+    assert examples.seconds_each == 0.004
+
+
+def test_the_search_lowers_what_is_preferred():
+    model = keras.Sequential(
+        [
+            keras.Input((8,)),
+            keras.layers.Dense(28, "relu"),
+            keras.layers.Dense(4),
+        ]
     )
-    rows.seconds_each = 0.001
-    first = rows.to_train(seconds=48.0, passes=3)
-    assert len(first["data"][0]) == 4000
-    rows.took(96.0, first)  # twice as long as meant: the machine is busy
-    assert len(rows.to_train(seconds=48.0, passes=3)["data"][0]) == 2000
-    rows.took(1.0, first)
-    assert len(rows.to_train(seconds=48.0, passes=3)["data"][0]) == 2000
-    assert rows.to_train(seconds=-5.0, passes=3) == {}
+    rows = np.random.default_rng(0).normal(size=(64, 8)).astype("float32")
+    table = kso.widths(model, rows, verbose=False)
+    shares = WidthShares(table)
+    (group,) = (group.name for group in kso.channel_groups(model))
+    widths = {group: 16}
+    work = (8 * 16 + 16 * 4) / (8 * 28 + 28 * 4)
+    size = table.cost(widths, "bytes") / table.cost(cost="bytes")
+    assert shares.preferred("ms")(widths) == work
+    assert shares.preferred("bytes")(widths) == size
+    assert shares.preferred("both")(widths) == 0.5 * (work + size)
+    assert shares.training(widths) == work
+    assert shares.training({group: 1}) == 0.2  # Keras takes time, too
 
 
 def test_the_report_says_which_smaller_file_was_slower():
