@@ -11,14 +11,21 @@ from keras_sparse_ortho.shrinking._judge import (
     same_class,
 )
 from keras_sparse_ortho.shrinking._micro_report import MicroReport, least_loss
-from keras_sparse_ortho.shrinking._micro_search import MicroCosts, MicroSearch
+from keras_sparse_ortho.shrinking._micro_search import (
+    MicroCosts,
+    MicroSearch,
+    MicroTrials,
+)
 from keras_sparse_ortho.shrinking._microcontroller import (
     Microcontroller,
     MicroFigures,
 )
+from keras_sparse_ortho.shrinking._narrowing import width_table
 from keras_sparse_ortho.shrinking._search import Search
-from keras_sparse_ortho.shrinking._shrink import chosen, shrink
+from keras_sparse_ortho.shrinking._shrink import shrink
 from keras_sparse_ortho.shrinking._shrink_report import ShrinkReport, Trial
+from keras_sparse_ortho.shrinking._smallest_file import chosen
+from keras_sparse_ortho.shrinking._trials import Trials, shortly
 from keras_sparse_ortho.shrinking._width_shares import WidthShares
 
 __all__ = ["MicroFigures", "MicroReport", "ShrinkReport", "Trial", "shrink"]

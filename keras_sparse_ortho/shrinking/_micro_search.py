@@ -4,9 +4,8 @@ import contextlib
 import dataclasses
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import keras
@@ -28,13 +27,13 @@ from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.models import prunable_weights
 from keras_sparse_ortho.pruning import prune
 from keras_sparse_ortho.shrinking._activations import Activations
-from keras_sparse_ortho.shrinking._examples import Examples
 from keras_sparse_ortho.shrinking._microcontroller import (
     Microcontroller,
     MicroFigures,
 )
-from keras_sparse_ortho.shrinking._search import Search, shortly
+from keras_sparse_ortho.shrinking._narrowing import narrowed, width_table
 from keras_sparse_ortho.shrinking._shrink_report import Trial
+from keras_sparse_ortho.shrinking._trials import Trials, Widths, shortly
 
 _ROUTE = "int8"
 _FITTINGS = 8  # networks that are narrowed to find the widest one
@@ -60,12 +59,9 @@ _DENSE_LAYERS = (
     keras.layers.GRUCell,
     keras.layers.SimpleRNNCell,
 )
-_TRAINING_SHARE = 1 / 6  # of the time, for one training
 _MOST_PASSES = 20
 _FEWEST_ROWS = 500  # to train on: the networks are small
 _RATE = 1e-3
-
-Widths = Mapping[str, int]
 
 
 class Attempt(NamedTuple):
@@ -82,69 +78,38 @@ class Attempt(NamedTuple):
     widths: Widths
 
 
-class MicroSearch(Search):
-    """Looks for the file of least loss within the limits of a microcontroller.
-
-    Files are static int8 with int8 ends. Where the dense one is too large, a bisection looks for
-    the widest network that fits, by a cost of flash and activations; then larger networks are
-    pruned to the density at which they fit packed. Both kinds are trained if there are rows.
+class MicroTrials(Trials):
+    """Trials whose files are static int8 with int8 ends, and whose arrays are measured.
 
     Args:
-        model: As for `Search`.
-        examples: As for `Search`.
-        folder: As for `Search`.
         device: Microcontroller. The limits.
-        options: Other arguments of `Search`.
+        arguments: As for `Trials`.
     """
 
-    _ends = ("int8", "int8")
+    ends = ("int8", "int8")
 
     def __init__(
-        self,
-        model: keras.Model,
-        examples: Examples,
-        folder: Path,
-        *,
-        device: Microcontroller,
-        **options: Any,
+        self, *arguments: Any, device: Microcontroller, **options: Any
     ) -> None:
-        super().__init__(model, examples, folder, packed=False, **options)
-        self._device = device
+        super().__init__(*arguments, **options)
+        self.device = device
 
-    def run(self) -> None:
-        """Makes the files that the time allows."""
-        dense = self._try("dense", self._model, _ROUTE, time.monotonic())
-        if dense.micro is None or self._fits(dense) or self._seconds <= 0:
-            return
-        costs: MicroCosts | None = None
-        table = self._width_table()
-        if table is not None:
-            costs = MicroCosts(self._model, table, dense.micro, self._device)
-            widest = self._widest(table, costs)
-            if widest is not None:
-                self._train(widest)
-        if self._device.max_flash is not None:
-            self._pack(dense.micro, table, costs)
-
-    def _fits(self, trial: Trial) -> bool:
-        return trial.micro is not None and self._device.reach(trial.micro) <= 1
-
-    def _try(
+    def export(
         self,
         name: str,
         model: keras.Model,
         route: str,
         start: float,
-        choice: Widths | None = None,
+        widths: Widths | None = None,
     ) -> Trial:
         """Exports a model, judges its file, and measures its array."""
-        trial = super()._try(name, model, route, start, choice)
+        trial = super().export(name, model, route, start, widths)
         if trial.reason is not None:
             return trial
         path = self.file_of(trial)
-        self._say(f"{name}: arena")
+        self.say(f"{name}: arena")
         try:
-            figures = self._device.figures(path.read_bytes(), path.name)
+            figures = self.device.figures(path.read_bytes(), path.name)
         except (
             ExportRouteError,
             ExportVerificationError,
@@ -156,8 +121,46 @@ class MicroSearch(Search):
             trial = dataclasses.replace(
                 trial, micro=figures, bytes=figures.flash, seconds=seconds
             )
-        self.trials[-1] = trial
+        self.made[-1] = trial
         return trial
+
+    def fits(self, trial: Trial) -> bool:
+        """Whether an array is within the flash and the arena."""
+        return trial.micro is not None and self.device.reach(trial.micro) <= 1
+
+
+class MicroSearch:
+    """Looks for the file of least loss within the limits of a microcontroller.
+
+    Where the dense file is too large, a bisection looks for the widest network that fits, by a cost
+    of flash and activations; then larger networks are pruned to the density at which they fit
+    packed. Both kinds are trained if there are rows.
+
+    Args:
+        trials: MicroTrials. Where files are made.
+    """
+
+    def __init__(self, trials: MicroTrials) -> None:
+        self._trials = trials
+        self._device = trials.device
+
+    def run(self) -> None:
+        """Makes the files that the time allows."""
+        trials = self._trials
+        dense = trials.export("dense", trials.model, _ROUTE, time.monotonic())
+        is_enough = dense.micro is None or trials.fits(dense)
+        if is_enough or trials.seconds <= 0:
+            return
+        assert dense.micro is not None
+        costs: MicroCosts | None = None
+        table = width_table(trials)
+        if table is not None:
+            costs = MicroCosts(trials.model, table, dense.micro, self._device)
+            widest = self._widest(table, costs)
+            if widest is not None:
+                self._train(widest)
+        if self._device.max_flash is not None:
+            self._pack(dense.micro, table, costs)
 
     # --- widths -----------------------------------------------------------------------------------
 
@@ -167,9 +170,9 @@ class MicroSearch(Search):
         reaches: dict[tuple[tuple[str, int], ...], float] = {}
         fitting, too_large, scale = 0.0, math.inf, 1.0
         while len(reaches) < _FITTINGS:
-            is_long = self._say() > _FITTING_SHARE * self._seconds
-            if self._is_late() or (is_long and widest is not None):
-                self.untried.append("other widths")
+            is_long = self._trials.say() > _FITTING_SHARE * self._trials.seconds
+            if self._trials.is_late() or (is_long and widest is not None):
+                self._trials.untried.append("other widths")
                 break
             choice = costs.widths(scale)
             key = tuple(sorted(choice.items()))
@@ -195,28 +198,27 @@ class MicroSearch(Search):
         self, choice: Widths, table: WidthTable, costs: "MicroCosts"
     ) -> Attempt:
         name = f"narrowed to {costs.share_of_bytes(choice):.2g}"
-        make = partial(self._narrowed, choice, table)
-        trial, _ = self._try_made(name, make, None, _ROUTE, choice)
+        make = partial(narrowed, self._trials, table, choice)
+        trial, _ = self._trials.make(name, make, None, _ROUTE, choice)
         return Attempt(trial, make, choice)
 
     def _train(self, attempt: Attempt) -> None:
         """Tries the network after training towards the dense one, if it loses."""
         trial = attempt.trial
-        if trial.lost <= 0.0 or self._is_late():
+        if trial.lost <= 0.0 or self._trials.is_late():
             return
-        seconds = min(
-            _TRAINING_SHARE * self._seconds, self._seconds - self._say()
-        )
-        training = self._examples.to_train(
-            seconds,
+        training = self._trials.examples.to_train(
+            self._trials.seconds_to_train(),
             _MOST_PASSES,
             fewest=_FEWEST_ROWS,
-            seed=self._seed,
+            seed=self._trials.seed,
             learning_rate=_RATE,
         )
         if training is not None:
             name = f"{trial.name}, trained"
-            self._try_made(name, attempt.make, training, _ROUTE, attempt.widths)
+            self._trials.make(
+                name, attempt.make, training, _ROUTE, attempt.widths
+            )
 
     # --- packed zeros -----------------------------------------------------------------------------
 
@@ -228,13 +230,13 @@ class MicroSearch(Search):
     ) -> None:
         """Prunes networks that are too large to the density at which they fit packed."""
         for choice, flash in self._too_large(dense, costs):
-            if self._is_late():
-                self.untried.append("packed zeros")
+            if self._trials.is_late():
+                self._trials.untried.append("packed zeros")
                 return
             make: partial[keras.Model] = partial(self._same_model)
             if choice:
                 assert table is not None
-                make = partial(self._narrowed, choice, table)
+                make = partial(narrowed, self._trials, table, choice)
             self._pack_network(make, choice, flash, costs)
 
     def _too_large(
@@ -274,10 +276,10 @@ class MicroSearch(Search):
         if choice and costs is not None:
             name = f"narrowed to {costs.share_of_bytes(choice):.2g}"
         for _ in range(_PACKINGS):
-            if density < _LEAST_DENSITY or self._is_late():
+            if density < _LEAST_DENSITY or self._trials.is_late():
                 return
             make_pruned = partial(self._pruned_network, make, density)
-            trial, _ = self._try_made(
+            trial, _ = self._trials.make(
                 f"{name}, density {density:.2g}",
                 make_pruned,
                 None,
@@ -286,7 +288,7 @@ class MicroSearch(Search):
             )
             if trial.micro is None:
                 return
-            if self._fits(trial):
+            if self._trials.fits(trial):
                 self._train(Attempt(trial, make_pruned, choice))
                 return
             excess = self._device.excess(trial.micro)["max_flash"]
@@ -295,14 +297,14 @@ class MicroSearch(Search):
             density -= _BEYOND * excess / entries
 
     def _same_model(self) -> keras.Model:
-        return self._model
+        return self._trials.model
 
     def _pruned_network(
         self, make: "partial[keras.Model]", density: float
     ) -> keras.Model:
         """A network pruned at once, but for kernels that are not packed."""
         network = make()
-        data = (self._examples.calibration,)
+        data = (self._trials.examples.calibration,)
         with without_warnings():
             model = prune(
                 network,

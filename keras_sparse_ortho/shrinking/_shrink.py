@@ -1,9 +1,7 @@
 """`shrink`: a trained model to the smallest LiteRT file that keeps what was asked for."""
 
-import gzip
 import os
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,33 +10,24 @@ import keras
 from keras_sparse_ortho._checks import check_number, other_keywords
 from keras_sparse_ortho._files import staging
 from keras_sparse_ortho.errors import ShrinkError
-from keras_sparse_ortho.export import Steps, assigned_variables, check_path
-from keras_sparse_ortho.models import input_specs, strip
+from keras_sparse_ortho.export import Steps, check_path
+from keras_sparse_ortho.models import strip
 from keras_sparse_ortho.shrinking._examples import Examples
 from keras_sparse_ortho.shrinking._judge import Metric
+from keras_sparse_ortho.shrinking._least_loss import ANY_DROP, LeastLoss
 from keras_sparse_ortho.shrinking._max_drop import (
-    MaxDrop,
     checked_max_drop,
     max_drop_as_text,
 )
-from keras_sparse_ortho.shrinking._micro_report import (
-    MicroReport,
-    least_loss,
-)
-from keras_sparse_ortho.shrinking._micro_search import MicroSearch
 from keras_sparse_ortho.shrinking._microcontroller import (
     ArenaOf,
-    Microcontroller,
     checked_microcontroller,
 )
-from keras_sparse_ortho.shrinking._search import Search
-from keras_sparse_ortho.shrinking._shrink_report import ShrinkReport, Trial
-
-PREFERENCES = ("both", "bytes", "ms")
-
-_LARGEST_DROP = 0.01  # by default
-_ANY_DROP = 1.0  # scores are between 0 and 1
-_SAME_SPEED = 1.25  # within the noise of the clock
+from keras_sparse_ortho.shrinking._shrink_report import ShrinkReport
+from keras_sparse_ortho.shrinking._smallest_file import (
+    PREFERENCES,
+    SmallestFile,
+)
 
 
 @other_keywords
@@ -158,148 +147,82 @@ def shrink(
     Reference: Kurtic et al., "ZipLM" (NeurIPS 2023), arXiv 2302.04089, for widths by their errors.
     """
     file = check_path(path)
-    device = checked_microcontroller(
-        target,
+    goal = _goal(
+        file,
+        {"max_bytes": max_bytes, "max_ms": max_ms, "prefer": prefer},
+        target=target,
         max_flash=max_flash,
         max_ram=max_ram,
         decode_code=decode_code,
         arena=arena,
-        others=_given_limits(max_bytes, max_ms, prefer),
     )
-    max_drop = _checked_drop(max_drop, device)
-    limits = _checked_limits(max_bytes, max_ms, device)
+    largest_drop = goal.default_drop
+    if max_drop is not None:
+        largest_drop = checked_max_drop(max_drop)
     seconds = 60.0 * _checked_minutes(minutes)
-    _check_preference(prefer)
     say = Steps(verbose)
     stripped = strip(model)
-    if device is not None:
-        _check_for_micro(stripped, file)
-    examples = Examples(model, stripped, data, metric, seed, seconds, max_drop)
+    goal.check_model(stripped)
+    examples = Examples(
+        model, stripped, data, metric, seed, seconds, largest_drop
+    )
     with staging(file.parent, file.name) as folder:
-        make_search = _kind_of_search(file, prefer, device)
-        search: Search = make_search(
+        trials = goal.run(
             stripped,
             examples,
             folder,
             say=say,
             seconds=seconds,
-            max_drop=max_drop,
+            max_drop=largest_drop,
             seed=seed,
         )
-        search.run()
-        taken = _best_of(search.trials, max_drop, limits, prefer, device)
-        report = _report_of(search, taken, examples, file, max_drop, device)
+        taken = goal.best(trials.made, largest_drop)
+        report = goal.report(
+            path=str(file),
+            taken=taken,
+            trials=tuple(trials.made),
+            measure=examples.judge.name,
+            rows=examples.count,
+            dense=examples.judge.dense,
+            max_drop=largest_drop,
+            untried=tuple(trials.untried),
+            contents=trials.contents(taken),
+        )
         if taken is None:
-            raise _no_file(report, limits)
-        if device is None:
-            _move(search.file_of(taken), file)
-        else:
-            report.write(taken, file)
+            raise _no_file(report, goal.limits)
+        goal.write(report, trials.file_of(taken))
     return report
 
 
-def _checked_drop(
-    max_drop: float | Mapping[str, float] | None,
-    device: Microcontroller | None,
-) -> MaxDrop:
-    """The limits of the loss; by default a point, and any for a microcontroller."""
-    if max_drop is not None:
-        return checked_max_drop(max_drop)
-    if device is None:
-        return _LARGEST_DROP
-    return _ANY_DROP
+def _goal(
+    file: Path, of_files: dict[str, Any], **of_devices: Any
+) -> SmallestFile | LeastLoss:
+    """What is looked for: the smallest file, or the array that a device can hold.
+
+    Args:
+        file: Path. Where it is written.
+        of_files: Arguments of `shrink` about files of this machine.
+        of_devices: Arguments of `shrink` about microcontrollers.
+    """
+    others = dict(of_files)
+    if (
+        others["prefer"] == PREFERENCES[0]
+    ):  # the default, which nobody has asked for
+        others["prefer"] = None
+    device = checked_microcontroller(**of_devices, others=others)
+    if device is not None:
+        return LeastLoss(file, device)
+    return SmallestFile(file, **of_files)
 
 
 def _no_file(report: ShrinkReport, limits: Mapping[str, float]) -> ShrinkError:
     """The error where no file is within the limits."""
     texts = [f"{name}={limit:.10g}" for name, limit in limits.items()]
-    if report.max_drop != _ANY_DROP:
+    if report.max_drop != ANY_DROP:
         texts.insert(0, f"max_drop={max_drop_as_text(report.max_drop)}")
     return ShrinkError(
         f"No file is within the limits: {', '.join(texts)}. Received:\n{report}"
     )
-
-
-def _kind_of_search(
-    file: Path, prefer: str, device: Microcontroller | None
-) -> Callable[..., Search]:
-    """The search for the kind of file, with the arguments that it alone takes."""
-    if device is not None:
-        return partial(MicroSearch, device=device)
-    return partial(Search, packed=_is_packed(file), prefer=prefer)
-
-
-def _is_packed(file: Path) -> bool:
-    """Whether sizes are under gzip."""
-    return file.name.endswith(".gz")
-
-
-def _move(written: Path, file: Path) -> None:
-    """Moves a LiteRT file to its place, compressed if its name says so."""
-    if _is_packed(file):
-        content = gzip.compress(written.read_bytes(), 6, mtime=0)
-        written.write_bytes(content)
-    os.replace(written, file)
-
-
-def _report_of(
-    search: Search,
-    taken: Trial | None,
-    examples: Examples,
-    file: Path,
-    max_drop: MaxDrop,
-    device: Microcontroller | None,
-) -> ShrinkReport:
-    """The report on the trials of a search.
-
-    Args:
-        search: The search, which has ended.
-        taken: The best file within the limits, if there is one.
-        examples: Those that have judged.
-        file: Path. Where it is written.
-        max_drop: The limits of the loss.
-        device: The limits of a microcontroller, with `target="micro"`.
-    """
-    figures: dict[str, Any] = {
-        "path": str(file),
-        "taken": taken,
-        "trials": tuple(search.trials),
-        "measure": examples.judge.name,
-        "rows": examples.count,
-        "dense": examples.judge.dense,
-        "max_drop": max_drop,
-        "untried": tuple(search.untried),
-        "contents": search.contents(taken),
-    }
-    if device is None:
-        return ShrinkReport(**figures)
-    return MicroReport(**figures, device=device)
-
-
-def _given_limits(
-    max_bytes: int | None, max_ms: float | None, prefer: str
-) -> dict[str, object]:
-    """The arguments about files of this machine, by name; `None` by default."""
-    preference = None
-    if prefer != PREFERENCES[0]:
-        preference = prefer
-    return {"max_bytes": max_bytes, "max_ms": max_ms, "prefer": preference}
-
-
-def _checked_limits(
-    max_bytes: int | None,
-    max_ms: float | None,
-    device: Microcontroller | None,
-) -> Mapping[str, float]:
-    """The limits that were given, by name."""
-    if device is not None:
-        return device.limits
-    limits = {"max_bytes": max_bytes, "max_ms": max_ms}
-    return {
-        name: check_number(name, limit)
-        for name, limit in limits.items()
-        if limit is not None
-    }
 
 
 def _checked_minutes(minutes: Any) -> float:
@@ -310,92 +233,3 @@ def _checked_minutes(minutes: Any) -> float:
             f"Received: minutes={minutes!r}"
         )
     return number
-
-
-def _check_preference(prefer: Any) -> None:
-    if prefer not in PREFERENCES:
-        raise ValueError(
-            f"`prefer` must be one of {list(PREFERENCES)}. Received: {prefer=}"
-        )
-
-
-def _check_for_micro(model: keras.Model, file: Path) -> None:
-    """ValueError for a compressed array, and for a model that assigns variables in a call."""
-    if _is_packed(file):
-        raise ValueError(
-            "With `target`, `path` must be a header with the C array, *.h, or a LiteRT file, "
-            f"*.tflite: a microcontroller reads neither from gzip. Received: path={str(file)!r}"
-        )
-    specs = input_specs(model)
-    if specs is None:  # of which the export says what is missing
-        return
-    zeros = keras.tree.map_structure(
-        lambda spec: keras.ops.zeros(spec.shape, spec.dtype), specs
-    )
-    assigned = assigned_variables(model, zeros)
-    if assigned:
-        raise ValueError(
-            "With `target`, a call of the model must assign no variables: each row would be judged "
-            "with the state that others left. Write the file with `export_litert` and `c_array`, "
-            "which keep READ_VARIABLE and ASSIGN_VARIABLE; or make the state an input and an "
-            f"output of the model. Received: model {model.name!r}, variables {assigned[:5]}"
-        )
-
-
-def _best_of(
-    trials: Sequence[Trial],
-    max_drop: MaxDrop,
-    limits: Mapping[str, float],
-    prefer: str,
-    device: Microcontroller | None,
-) -> Trial | None:
-    """The best trial within the limits, those of a device if there is one."""
-    if device is not None:
-        return least_loss(trials, max_drop, device)
-    candidates = []
-    for trial in trials:
-        figures = {"max_bytes": trial.bytes, "max_ms": trial.ms}
-        is_within = all(
-            figures[name] <= limit for name, limit in limits.items()
-        )
-        if is_within and trial.loses_at_most(max_drop):
-            candidates.append(trial)
-    return chosen(
-        candidates, trials, prefer, is_slow_allowed="max_ms" in limits
-    )
-
-
-def chosen(
-    candidates: Sequence[Trial],
-    trials: Sequence[Trial],
-    prefer: str,
-    *,
-    is_slow_allowed: bool = False,
-) -> Trial | None:
-    """The best of the files within the limits; `None` if there is none.
-
-    Args:
-        candidates: Trials within the limits.
-        trials: All trials, with the dense ones.
-        prefer: str. One of `PREFERENCES`.
-        is_slow_allowed: bool. Whether the user has said how slow a file may be. Else no file is
-            taken that is slower than a dense one in int8, unless `prefer` is "bytes".
-    """
-    if prefer == "bytes" or (prefer == "both" and is_slow_allowed):
-        return min(candidates, key=lambda trial: trial.bytes, default=None)
-    if prefer == "ms":
-        return min(
-            candidates, key=lambda trial: (trial.ms, trial.bytes), default=None
-        )
-    dense_times = [
-        trial.ms
-        for trial in trials
-        if trial.name == "dense" and "int8" in trial.route
-    ]
-    slowest = _SAME_SPEED * min(dense_times, default=float("inf"))
-    fast = [trial for trial in candidates if trial.ms <= slowest]
-    return min(
-        fast or candidates,
-        key=lambda trial: trial.bytes * trial.ms,
-        default=None,
-    )

@@ -26,6 +26,7 @@ from keras_sparse_ortho.shrinking import (
     MicroFigures,
     MicroReport,
     MicroSearch,
+    MicroTrials,
     Score,
     Trial,
     least_loss,
@@ -339,52 +340,50 @@ def dense_network():
     return keras.Sequential([keras.Input((8,)), *layers, L.Dense(3)])
 
 
-class Estimated(MicroSearch):
+class Estimated(MicroTrials):
     """Takes sizes from widths, in the place of files."""
 
-    def _try_made(self, name, make, training, route, choice=None):
-        widths = {"a": 64, "b": 32, **(choice or {})}
-        entries = 8 * widths["a"] + widths["a"] * widths["b"] + 3 * widths["b"]
-        figures = MicroFigures(
-            1000 + entries, 100 + widths["a"] + widths["b"], {}
-        )
+    def make(self, name, make, training, route, widths=None):
+        full = {"a": 64, "b": 32, **(widths or {})}
+        entries = 8 * full["a"] + full["a"] * full["b"] + 3 * full["b"]
+        figures = MicroFigures(1000 + entries, 100 + full["a"] + full["b"], {})
         made = trial(name, figures.flash, figures.arena, 0.1)
-        self.trials.append(dataclasses.replace(made, widths=choice or {}))
-        return self.trials[-1], None
+        self.made.append(dataclasses.replace(made, widths=widths or {}))
+        return self.made[-1], None
 
 
-def search_of(model, tmp_path, max_flash, max_ram):
+def trials_of(model, tmp_path, max_flash, max_ram):
     examples = object.__new__(Examples)
     examples.calibration = np.random.default_rng(0).normal(size=(64, 8))
-    device = Microcontroller(max_flash, max_ram, arena=len)
-    search = Estimated(
+    return Estimated(
         model,
         examples,
         tmp_path,
-        device=device,
+        device=Microcontroller(max_flash, max_ram, arena=len),
         say=lambda *_: 0.0,
         seconds=1e9,
         max_drop=1.0,
         seed=0,
     )
-    return search, device
 
 
 def searched(tmp_path, max_flash, max_ram):
     """The trials of the search for widths."""
     model = dense_network()
-    search, device = search_of(model, tmp_path, max_flash, max_ram)
+    trials = trials_of(model, tmp_path, max_flash, max_ram)
     rows = np.random.default_rng(0).normal(size=(64, 8))
     table = kso.widths(model, rows)
-    costs = MicroCosts(model, table, MicroFigures(3656, 196, {}), device)
-    return search, search._widest(table, costs), device
+    dense = MicroFigures(3656, 196, {})
+    costs = MicroCosts(model, table, dense, trials.device)
+    return trials, MicroSearch(trials)._widest(table, costs)
 
 
 @pytest.mark.parametrize(
     ("max_flash", "max_ram"), [(2400, None), (None, 160), (2600, 150)]
 )
 def test_the_widest_network_that_fits_is_found(max_flash, max_ram, tmp_path):
-    search, widest, device = searched(tmp_path, max_flash, max_ram)
+    trials, widest = searched(tmp_path, max_flash, max_ram)
+    device = trials.device
     figures = widest.trial.micro
     assert device.reach(figures) == 1.0
     largest = max(
@@ -392,15 +391,15 @@ def test_the_widest_network_that_fits_is_found(max_flash, max_ram, tmp_path):
         for name, limit in device.limits.items()
     )
     assert largest > 0.85
-    fitting = [one for one in search.trials if device.reach(one.micro) <= 1.0]
+    fitting = [one for one in trials.made if trials.fits(one)]
     assert figures.flash == max(one.micro.flash for one in fitting)
-    assert len(search.trials) <= 8
+    assert len(trials.made) <= 8
 
 
 def test_where_nothing_fits_the_narrowest_network_is_tried(tmp_path):
-    search, widest, _ = searched(tmp_path, 1100, None)
+    trials, widest = searched(tmp_path, 1100, None)
     assert widest is None
-    assert search.trials[-1].widths == {"a": 8, "b": 8}
+    assert trials.made[-1].widths == {"a": 8, "b": 8}
 
 
 def test_dense_networks_are_pruned_to_the_density_at_which_they_fit(tmp_path):
@@ -409,17 +408,17 @@ def test_dense_networks_are_pruned_to_the_density_at_which_they_fit(tmp_path):
     # An entry takes a bit and its share of bytes, each of the three kernels 160 bytes more.
     saved = (1 - 1 / 8 - 0.3) * entries - 3 * 160
     limit = round(3656 - saved)
-    search, _ = search_of(dense_network(), tmp_path, limit, None)
-    search._pack(dense, None, None)
-    assert search.trials[0].name == "dense, density 0.3"
+    trials = trials_of(dense_network(), tmp_path, limit, None)
+    MicroSearch(trials)._pack(dense, None, None)
+    assert trials.made[0].name == "dense, density 0.3"
     # So few bytes take no density.
-    search, _ = search_of(dense_network(), tmp_path, 1300, None)
-    search._pack(dense, None, None)
-    assert search.trials == []
+    trials = trials_of(dense_network(), tmp_path, 1300, None)
+    MicroSearch(trials)._pack(dense, None, None)
+    assert trials.made == []
     # Filters do not become smaller in the arena.
-    search, _ = search_of(dense_network(), tmp_path, limit, 100)
-    search._pack(dense, None, None)
-    assert search.trials == []
+    trials = trials_of(dense_network(), tmp_path, limit, 100)
+    MicroSearch(trials)._pack(dense, None, None)
+    assert trials.made == []
 
 
 # --- whole calls ------------------------------------------------------------------------------

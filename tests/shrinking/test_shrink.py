@@ -20,12 +20,14 @@ from keras_sparse_ortho.shrinking import (
     Search,
     ShrinkReport,
     Trial,
+    Trials,
     WidthShares,
-    _search,
     chosen,
     closeness,
     same_class,
+    shortly,
     shrink,
+    width_table,
 )
 
 SOFTMAX = OutputKind("softmax", "classes")
@@ -443,23 +445,23 @@ def test_the_frontier_has_the_files_that_no_other_beats(tmp_path):
 def test_no_trial_begins_that_would_end_too_late(tmp_path):
     rows = object.__new__(Examples)
     rows.calibration = ROWS
-    limits = {"packed": False, "max_drop": 0.01, "seed": 0}
+    limits = {"max_drop": 0.01, "seed": 0}
     for seconds, is_late in ((57.0, True), (59.0, False)):
         say = lambda *_: 50.0  # noqa: E731  after 50 seconds
-        search = Search(
+        trials = Trials(
             None, rows, tmp_path, say=say, seconds=seconds, **limits
         )
-        search.trials = [
+        trials.made = [
             Trial("dense", "int8", seconds=8.0),
             Trial("sparse", "int8", seconds=90.0),
         ]
-        assert search._is_late() == is_late
+        assert trials.is_late() == is_late
         narrowed = {"route": "int8", "seconds": 12.0, "widths": {"hidden": 8}}
         trained = narrowed | {"seconds": 90.0}
-        search.trials.append(Trial("narrowed to 0.5, trained", **trained))
-        assert search._is_late() == is_late
-        search.trials.append(Trial("narrowed to 0.5", **narrowed))
-        assert search._is_late()
+        trials.made.append(Trial("narrowed to 0.5, trained", **trained))
+        assert trials.is_late() == is_late
+        trials.made.append(Trial("narrowed to 0.5", **narrowed))
+        assert trials.is_late()
 
 
 def test_the_table_of_widths_has_half_of_the_time_that_is_left(
@@ -469,23 +471,22 @@ def test_the_table_of_widths_has_half_of_the_time_that_is_left(
     rows.calibration = ROWS
     calls = []
     monkeypatch.setattr(
-        "keras_sparse_ortho.shrinking._search.widths",
+        "keras_sparse_ortho.shrinking._narrowing.widths",
         lambda model, data, *, minutes: calls.append(minutes),
     )
     for spent in (20.0, 100.0):
-        search = Search(
+        trials = Trials(
             None,
             rows,
             tmp_path,
-            packed=False,
             say=lambda *_, spent=spent: spent,
             seconds=80.0,
             max_drop=0.01,
             seed=0,
         )
-        search._width_table()
+        width_table(trials)
     assert calls == [0.5]
-    assert search.untried == ["a table of widths"]
+    assert trials.untried == ["a table of widths"]
 
 
 def examples_to_train(count):
@@ -768,9 +769,7 @@ def test_rows_are_checked_before_any_file_is_made(model, tmp_path, monkeypatch):
     def none(*_, **__):
         raise AssertionError("a file is made")
 
-    monkeypatch.setattr(
-        "keras_sparse_ortho.shrinking._search.export_litert", none
-    )
+    monkeypatch.setattr(Trials, "export", none)
     path = tmp_path / "small.tflite"
     wrong = ROWS.copy()
     wrong[77, 0] = np.nan
@@ -801,8 +800,8 @@ def test_a_failed_conversion_is_listed_with_its_cause():
     error = ExportConversionError(
         f"The LiteRT converter failed on model 'a' by route 'b'. Received: ValueError: {cause}"
     )
-    assert _search.shortly(error) == cause
-    assert _search.shortly(ValueError("`x` is 1. Received: 2")) == "`x` is 1 2"
+    assert shortly(error) == cause
+    assert shortly(ValueError("`x` is 1. Received: 2")) == "`x` is 1 2"
 
 
 def test_a_dense_file_is_written_for_one_of_two_reasons():
@@ -841,8 +840,7 @@ def test_int8_that_loses_too_much_gets_its_remedies(monkeypatch, tmp_path):
     head.set_weights(
         [weights[0] * np.where(scales < 1, 1 / scales, 0.02), weights[1]]
     )
-    for name in ("_try_narrow", "_try_4_bits"):
-        monkeypatch.setattr(Search, name, lambda *arguments: [])
+    monkeypatch.setattr(Search, "_try_smaller", lambda *arguments: None)
     report = shrink(model, ROWS, tmp_path / "a.tflite", metric="closeness")
     by_name = {trial.name: trial for trial in report.trials}
     plain = next(trial for trial in report.trials if trial.route == "int8")

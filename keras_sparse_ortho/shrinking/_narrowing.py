@@ -1,0 +1,154 @@
+"""Networks of fewer channels: a table of widths, and a bisection on the cost."""
+
+import math
+from functools import partial
+
+import keras
+
+from keras_sparse_ortho._keras_internals import without_warnings
+from keras_sparse_ortho.calibration import WidthTable, widths
+from keras_sparse_ortho.errors import BudgetError
+from keras_sparse_ortho.pruning import narrow
+from keras_sparse_ortho.shrinking._max_drop import scaled
+from keras_sparse_ortho.shrinking._shrink_report import Trial
+from keras_sparse_ortho.shrinking._trials import Trials, Widths, shortly
+from keras_sparse_ortho.shrinking._width_shares import WidthShares
+
+_FIRST_SHARE = 0.5  # of the cost of the dense network
+_LEAST_SHARE = 0.02
+_TABLE_SHARE = 0.5  # of the time that is left, for the table of widths
+_NEAR_ENOUGH = 0.08  # between a share that is good and one that is not, relative to the first
+_MOST_PASSES = 12
+_LITTLE = 0.01  # predicted relative error; a higher rate did harm below it
+_RATE = 1e-3
+_LOW_RATE = 3e-4  # where little is lost
+_WORTH_TRAINING = 0.25  # of the limit: training can do harm where less was lost
+
+
+def width_table(trials: Trials) -> WidthTable | None:
+    """The errors of widths; `None` for a model of which nothing can be narrowed."""
+    seconds = _TABLE_SHARE * trials.seconds_left()
+    if seconds <= 0.0:
+        trials.untried.append("a table of widths")
+        return None
+    trials.say("a table of widths")
+    try:
+        with without_warnings():
+            return widths(
+                trials.model,
+                trials.examples.calibration,
+                minutes=seconds / 60.0,
+            )
+    # Any: there are other networks, and the dense files.
+    except Exception as error:
+        trials.made.append(Trial("narrowed", "", reason=shortly(error)))
+        return None
+
+
+def narrowed(trials: Trials, table: WidthTable, choice: Widths) -> keras.Model:
+    """The network of some widths, refitted on the examples that calibrate."""
+    with without_warnings():
+        return narrow(
+            trials.model,
+            choice,
+            data=trials.examples.calibration,
+            table=table,
+        )
+
+
+class Narrowing:
+    """Bisects on the cost of the network, for the smallest one that is good.
+
+    Args:
+        trials: Trials. Where files are made.
+        table: WidthTable of the dense model.
+        prefer: str. The cost that falls: `"bytes"`, `"ms"` or `"both"`.
+        route: str. The route of the files.
+    """
+
+    def __init__(
+        self, trials: Trials, table: WidthTable, prefer: str, route: str
+    ) -> None:
+        self._trials = trials
+        self._table = table
+        self._shares = WidthShares(table)
+        self._cost = self._shares.preferred(prefer)
+        self._route = route
+
+    def run(self) -> list[tuple[str, keras.Model]]:
+        """The good networks with their names, the smallest last."""
+        networks: list[tuple[str, keras.Model]] = []
+        choices: list[Widths] = []
+        too_small, small_enough = 0.0, 1.0
+        while small_enough - too_small > _NEAR_ENOUGH * small_enough:
+            share = _between(too_small, small_enough)
+            if share <= _LEAST_SHARE:
+                break
+            if self._trials.is_late():
+                self._trials.untried.append(
+                    f"a network of {share:.2f} of the cost"
+                )
+                break
+            choice = self._choice(share)
+            if choice is None or choice in choices:
+                too_small = share
+                continue
+            choices.append(choice)
+            name, model, trial = self._try(share, choice)
+            if model is not None and self._trials.is_good(trial):
+                networks.append((name, model))
+                small_enough = share
+            else:
+                too_small = share
+        return networks
+
+    def _choice(self, share: float) -> Widths | None:
+        """The widths of least error; `None` if even the narrowest cost more."""
+        try:
+            return self._table.search(share, cost=self._cost)
+        except BudgetError:
+            return None
+
+    def _try(
+        self, share: float, choice: Widths
+    ) -> tuple[str, keras.Model | None, Trial]:
+        """A network of some widths, refitted and, if it lost much, trained.
+
+        Returns its name, the model, and its trial.
+        """
+        trials = self._trials
+        name = f"narrowed to {share:.2g}"
+        make = partial(narrowed, trials, self._table, choice)
+        trial, model = trials.make(name, make, None, self._route, choice)
+        little = scaled(trials.max_drop, _WORTH_TRAINING)
+        if model is None or trial.loses_at_most(little):
+            return name, model, trial
+        rate = _RATE
+        if self._table.predicted(choice) < _LITTLE:
+            rate = _LOW_RATE
+        training = trials.examples.to_train(
+            trials.seconds_to_train(),
+            _MOST_PASSES,
+            cost=self._shares.training(choice),
+            seed=trials.seed,
+            learning_rate=rate,
+        )
+        if training is None:
+            return name, model, trial
+        trained_name = f"{name}, trained"
+        trained_trial, trained = trials.make(
+            trained_name, make, training, self._route, choice
+        )
+        share_before = trial.share_of_limit(trials.max_drop)
+        if trained_trial.share_of_limit(trials.max_drop) < share_before:
+            return trained_name, trained, trained_trial
+        return name, model, trial
+
+
+def _between(too_small: float, small_enough: float) -> float:
+    """The next share of the cost: a half first, then between known ones."""
+    if small_enough == 1.0 and too_small == 0.0:
+        return _FIRST_SHARE
+    if small_enough <= _FIRST_SHARE:
+        return math.sqrt(max(too_small, _LEAST_SHARE) * small_enough)
+    return 0.5 * (too_small + small_enough)

@@ -1,0 +1,280 @@
+"""The files of one call of `shrink`: made, trained, exported, judged and timed."""
+
+import dataclasses
+import time
+import zlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_sparse_ortho._data import rows_at
+from keras_sparse_ortho._keras_internals import without_warnings
+from keras_sparse_ortho.errors import (
+    ExportConversionError,
+    ExportRouteError,
+    ExportVerificationError,
+    NotPrunableError,
+)
+from keras_sparse_ortho.export import (
+    Steps,
+    export_litert,
+    latencies,
+    load_litert,
+)
+from keras_sparse_ortho.recovery import distill
+from keras_sparse_ortho.shrinking._examples import Examples, Training
+from keras_sparse_ortho.shrinking._max_drop import MaxDrop
+from keras_sparse_ortho.shrinking._shrink_report import Trial, frontier_of
+
+_LONGEST_REASON = 100  # characters of a reason in the table
+_COMPARED = 16  # examples, one by one in Keras with a file
+_TRAINING_SHARE = 0.1  # of the time, for one training
+_REFUSALS = (
+    ExportRouteError,
+    ExportConversionError,
+    ExportVerificationError,
+    NotPrunableError,
+)
+
+Widths = Mapping[str, int]
+
+
+class Trials:
+    """The trials of one call.
+
+    Attributes:
+        model: The dense model, without wrappers.
+        examples: The examples that judge and that train.
+        say: Steps. Logs what is done, and knows how long the call has taken.
+        seconds: float. How long the call may take.
+        max_drop: float or dict by output. The largest losses of a good file.
+        seed: int. Decides the order of training.
+        packed: bool. Whether sizes are under gzip.
+        remedy: dict. Further arguments of `export_litert` for static int8.
+        made: list of Trial, in their order.
+        untried: list of str. What the time did not allow.
+
+    Args:
+        folder: Path. Where files are made.
+    """
+
+    ends = ("float32", "float32")  # types of inputs and outputs
+
+    def __init__(
+        self,
+        model: keras.Model,
+        examples: Examples,
+        folder: Path,
+        *,
+        say: Steps,
+        seconds: float,
+        max_drop: MaxDrop,
+        seed: int,
+        packed: bool = False,
+    ) -> None:
+        self.model = model
+        self.examples = examples
+        self.say = say
+        self.seconds = seconds
+        self.max_drop = max_drop
+        self.seed = seed
+        self.packed = packed
+        self.remedy: dict[str, Any] = {}
+        self.made: list[Trial] = []
+        self.untried: list[str] = []
+        self._folder = folder
+        self._files: dict[int, Path] = {}
+
+    # --- one file ---------------------------------------------------------------------------------
+
+    def make(
+        self,
+        name: str,
+        make: Callable[[], keras.Model],
+        training: Training | None,
+        route: str,
+        widths: Widths | None = None,
+    ) -> tuple[Trial, keras.Model | None]:
+        """Makes a network, trains it to answer as the dense one, and exports it.
+
+        Args:
+            name: str. The name of the trial.
+            make: callable. Makes the network.
+            training: Training, or `None` for a network that is exported as it is made.
+            route: str. The `mode` of `export_litert`.
+            widths: Those of its groups of channels, for the report.
+        """
+        start = time.monotonic()
+        self.say(name)
+        try:
+            model = make()
+            if training is not None:
+                self._train(model, training)
+        # Any: there are other networks, and the dense files.
+        except Exception as error:
+            trial = Trial(name, "", reason=shortly(error))
+            self.made.append(trial)
+            return trial, None
+        return self.export(name, model, route, start, widths), model
+
+    def _train(self, model: keras.Model, training: Training) -> None:
+        model.trainable = True  # frozen layers as well
+        start = time.monotonic()
+        distill(
+            model,
+            self.model,
+            verbose=2 if self.say.loud else 0,
+            **training.options,
+        )
+        self.examples.took(time.monotonic() - start, training)
+
+    def export(
+        self,
+        name: str,
+        model: keras.Model,
+        route: str,
+        start: float,
+        widths: Widths | None = None,
+    ) -> Trial:
+        """Exports a model and judges its file.
+
+        Args:
+            name: str. The name of the trial.
+            model: Model.
+            route: str. The `mode` of `export_litert`.
+            start: float. When the work on the trial began, by `time.monotonic`.
+            widths: Those of its groups of channels, for the report.
+        """
+        number = len(self.made)
+        path = self._folder / f"{number}.tflite"
+        self.say(f"{name}: {route}")
+        of_int8: dict[str, Any] = {}
+        if route == "int8":
+            of_int8["representative_data"] = self.examples.calibration
+            of_int8 |= self.remedy
+        sample = rows_at(self.examples.held, slice(0, _COMPARED))
+        refusals: Any = _REFUSALS if model is self.model else Exception
+        try:
+            with without_warnings():  # the table has what they say
+                report = export_litert(
+                    model,
+                    path,
+                    mode=route,
+                    **of_int8,
+                    sample=sample,
+                    tolerance=1.0,
+                    inference_input_type=self.ends[0],
+                    inference_output_type=self.ends[1],
+                )
+            verdict = self.examples.judge.verdict(self._answers(path))
+        except refusals as error:
+            trial = Trial(name, route, reason=shortly(error))
+        else:
+            size = path.stat().st_size
+            if self.packed:
+                size = report.gzip_bytes
+            trial = Trial(
+                name,
+                report.route,
+                verdict.score,
+                size,
+                report.gzip_bytes,
+                seconds=time.monotonic() - start,
+                lost=verdict.lost,
+                margin=verdict.margin,
+                agreement=verdict.agreement,
+                outputs=verdict.outputs,
+                widths=dict(widths or {}),
+                in_floats=report.in_floats,
+            )
+            self._files[number] = path
+        self.made.append(trial)
+        return trial
+
+    def _answers(self, path: Path) -> list[np.ndarray]:
+        """The outputs of a file on the held examples."""
+        answers = load_litert(path).predict(self.examples.held)
+        outputs = (
+            [*answers.values()] if isinstance(answers, dict) else [answers]
+        )
+        if not all(np.isfinite(output).all() for output in outputs):
+            raise ExportVerificationError(
+                "The file gives values that are not finite"
+            )
+        return outputs
+
+    # --- verdicts and time ------------------------------------------------------------------------
+
+    def is_good(self, trial: Trial) -> bool:
+        """Whether a file is within the limits of the loss."""
+        return trial.loses_at_most(self.max_drop)
+
+    def is_late(self) -> bool:
+        """Whether another trial would end too late.
+
+        It takes as many seconds as a dense file, or a network that was narrowed at once.
+        """
+        trial_times = [
+            trial.seconds
+            for trial in self.made
+            if trial.name == "dense" or _is_narrowed_at_once(trial)
+        ]
+        return self.say() + max(trial_times, default=0.0) > self.seconds
+
+    def seconds_left(self) -> float:
+        """The time until the call should end; below 0 if it is late."""
+        return self.seconds - self.say()
+
+    def seconds_to_train(self) -> float:
+        """The time that one training may take."""
+        return min(_TRAINING_SHARE * self.seconds, self.seconds_left())
+
+    def latencies(self, numbers: list[int]) -> list[float]:
+        """Milliseconds of a call of the files of some trials, in turn."""
+        return latencies([self._files[number] for number in numbers])
+
+    def time_files(self) -> None:
+        """Times all files in turn, and notes it in the trials."""
+        numbers = sorted(self._files)
+        self.say(f"timing {len(numbers)} files")
+        for number, ms in zip(numbers, self.latencies(numbers), strict=True):
+            self.made[number] = dataclasses.replace(self.made[number], ms=ms)
+
+    # --- files ------------------------------------------------------------------------------------
+
+    def file_of(self, trial: Trial) -> Path:
+        """The file of a trial."""
+        return self._files[self._number_of(trial)]
+
+    def contents(self, taken: Trial | None) -> dict[int, bytes]:
+        """The compressed files of the frontier, and the taken one, by the number of the trial."""
+        kept_trials = list(frontier_of(self.made))
+        if taken is not None:
+            kept_trials.append(taken)
+        numbers = {self._number_of(trial) for trial in kept_trials}
+        contents = {}
+        for number in sorted(numbers):
+            content = self._files[number].read_bytes()
+            contents[number] = zlib.compress(content, 1)
+        return contents
+
+    def _number_of(self, trial: Trial) -> int:
+        numbers = [k for k, entry in enumerate(self.made) if entry is trial]
+        return numbers[0]
+
+
+def _is_narrowed_at_once(trial: Trial) -> bool:
+    return bool(trial.widths) and not trial.name.endswith("trained")
+
+
+def shortly(error: Exception) -> str:
+    """The first sentence of an error and the value in it; of a failed conversion its cause."""
+    rule, _, received = str(error).partition("Received: ")
+    _, _, cause = received.partition("Error: ")
+    if isinstance(error, ExportConversionError) and cause:
+        return cause[:_LONGEST_REASON].strip()
+    sentence = rule.partition(". ")[0] or type(error).__name__
+    return f"{sentence} {received[:_LONGEST_REASON]}".strip()
