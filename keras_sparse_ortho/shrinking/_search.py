@@ -17,6 +17,8 @@ from keras_sparse_ortho.shrinking._trials import Trials
 
 _PASSES = 3
 _RATE = 3e-4  # of training in 4 bits
+_REMEDY_COST = 5  # times the seconds of a file of static int8
+_REMEDY_SHARE = 0.25  # of the time that is left, for one remedy
 # Of static int8, by their cost; the last is for devices with floats.
 _REMEDIES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("fitted ranges", {"ranges": "fitted"}),
@@ -60,13 +62,15 @@ class Search:
     ) -> None:
         """Makes the dense file of static int8, the last one, better until it is good.
 
-        Smaller networks get the same remedy.
+        Smaller networks get the same remedy. None is tried that would take the time of widths.
         """
         trials = self._trials
-        if trials.is_good(trials.made[-1]):
+        plain = trials.made[-1]
+        if trials.is_good(plain):
             return
         for name, remedy in remedies:
-            if trials.is_late():
+            seconds = _REMEDY_COST * plain.seconds
+            if seconds > _REMEDY_SHARE * trials.seconds_left():
                 trials.untried.append(f"dense, {name}")
                 break
             trials.remedy = remedy

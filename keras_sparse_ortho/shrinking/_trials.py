@@ -30,6 +30,7 @@ from keras_sparse_ortho.shrinking._max_drop import MaxDrop
 from keras_sparse_ortho.shrinking._shrink_report import Trial, frontier_of
 
 _LONGEST_REASON = 100  # characters of a reason in the table
+_RANGED = 256  # examples that ranges of static int8 are measured on: more are no better
 _COMPARED = 16  # examples, one by one in Keras with a file
 _TRAINING_SHARE = 0.1  # of the time, for one training
 _REFUSALS = (
@@ -153,7 +154,9 @@ class Trials:
         self.say(f"{name}: {route}")
         of_int8: dict[str, Any] = {}
         if route == "int8":
-            of_int8["representative_data"] = self.examples.calibration
+            of_int8["representative_data"] = rows_at(
+                self.examples.calibration, slice(0, _RANGED)
+            )
             of_int8 |= self.remedy
         sample = rows_at(self.examples.held, slice(0, _COMPARED))
         refusals: Any = _REFUSALS if model is self.model else Exception

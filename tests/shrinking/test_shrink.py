@@ -852,3 +852,7 @@ def test_int8_that_loses_too_much_gets_its_remedies(monkeypatch, tmp_path):
     ]
     assert by_name["dense, fitted, equalized"].loses_at_most(0.01)
     assert plain.bytes == by_name["dense, fitted, equalized"].bytes
+    hasty = shrink(
+        model, ROWS, tmp_path / "b.tflite", metric="closeness", minutes=0.05
+    )
+    assert "dense, fitted ranges" in hasty.untried
