@@ -23,6 +23,12 @@ _TEST = 1000
 _TRAINING = 12800  # of Fashion-MNIST
 _ROUNDED_TRAINING = 6400  # of these
 _TRAINED = "int8, trained with the rounding"
+_OF_APPLICATIONS: dict[str, Any] = {
+    "input_shape": (96, 96, 1),
+    "weights": None,
+    "classes": 10,
+    "classifier_activation": None,
+}
 _FILES: dict[str, dict[str, Any]] = {
     "float16": {"mode": "float16"},
     "dynamic int8": {"mode": "dynamic_int8"},
@@ -69,28 +75,43 @@ def real(name: str) -> Subject:
     )
 
 
-def trained(build: Callable[[], keras.Model], epochs: int) -> Subject:
-    """A network that is trained on Fashion-MNIST, from its file if there is one."""
+def trained(
+    build: Callable[[], keras.Model], epochs: int, scale: int = 1
+) -> Subject:
+    """A network that is trained on Fashion-MNIST, from its file if there is one.
+
+    Args:
+        build: callable. Makes the network.
+        epochs: int. Passes over the images.
+        scale: int. Each pixel becomes a square of so many; of 3, the image gets a margin, and 96.
+    """
     data = load("fashion_mnist")
-    x, x_test = data.x_train, data.x_test
+    x = scaled(data.x_train[-_TRAINING - _CALIBRATION :], scale)
+    y = data.y_train[-_TRAINING - _CALIBRATION :]
+    x_test = scaled(data.x_test[:_TEST], scale)
     file = networks.FETCHED / f"int8_{build.__name__}.keras"
     if not file.exists():
         keras.utils.set_random_seed(0)
         model = build()
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(keras.optimizers.Adam(2e-3), loss, metrics=["accuracy"])
-        model.fit(
-            x[:_TRAINING], data.y_train[:_TRAINING], 128, epochs, verbose=0
-        )
+        model.fit(x[:_TRAINING], y[:_TRAINING], 64, epochs, verbose=0)
         networks.FETCHED.mkdir(parents=True, exist_ok=True)
         model.save(file)
     return Subject(
         keras.models.load_model(file, compile=False),
         x[-_CALIBRATION:],
-        x_test[:_TEST],
+        x_test,
         data.y_test[:_TEST],
-        training=(x[:_ROUNDED_TRAINING], data.y_train[:_ROUNDED_TRAINING]),
+        training=(x[:_ROUNDED_TRAINING], y[:_ROUNDED_TRAINING]),
     )
+
+
+def scaled(images: np.ndarray, scale: int) -> np.ndarray:
+    """Images with each pixel as a square of pixels; of 84 ones, with a margin up to 96."""
+    larger = images.repeat(scale, axis=1).repeat(scale, axis=2)
+    margin = (96 - larger.shape[1]) // 2 if scale > 1 else 0
+    return np.pad(larger, ((0, 0), (margin, margin), (margin, margin), (0, 0)))
 
 
 def mobilenet() -> keras.Model:
@@ -131,6 +152,25 @@ def transformer() -> keras.Model:
     return keras.Model(inputs, layers.Dense(10, name="head")(x))
 
 
+def mobilenet_v2() -> keras.Model:
+    """MobileNetV2 of half the width, for 96 pixels."""
+    return keras.applications.MobileNetV2(alpha=0.5, **_OF_APPLICATIONS)
+
+
+def mobilenet_v3() -> keras.Model:
+    """MobileNetV3Small for 96 pixels: hard swish, squeeze and excite."""
+    return keras.applications.MobileNetV3Small(
+        include_preprocessing=False, dropout_rate=0.0, **_OF_APPLICATIONS
+    )
+
+
+def efficientnet() -> keras.Model:
+    """EfficientNetV2B0 for 96 pixels: swish, squeeze and excite."""
+    return keras.applications.EfficientNetV2B0(
+        include_preprocessing=False, **_OF_APPLICATIONS
+    )
+
+
 SUBJECTS: dict[str, Callable[[], Subject]] = {
     "rnet": lambda: real("rnet"),
     "onet": lambda: real("onet"),
@@ -141,6 +181,9 @@ SUBJECTS: dict[str, Callable[[], Subject]] = {
     "mhcnuggets": lambda: real("mhcnuggets"),
     "mobilenet": lambda: trained(mobilenet, 2),
     "transformer": lambda: trained(transformer, 2),
+    "mobilenet_v2": lambda: trained(mobilenet_v2, 4, 3),
+    "mobilenet_v3": lambda: trained(mobilenet_v3, 4, 3),
+    "efficientnet": lambda: trained(efficientnet, 3, 3),
 }
 
 
@@ -225,7 +268,7 @@ class Int8(Measurement):
 
         python benchmarks/int8.py [--networks rnet onet]
 
-    Networks of packages (of real.py), and two that are trained here on Fashion-MNIST. 256 rows
+    Networks of packages (of real.py), and others that are trained here on Fashion-MNIST. 256 rows
     calibrate, others are compared with Keras. The error is relative and squared, over all outputs.
     Training with the rounding is a pass over 6,400 images.
     """

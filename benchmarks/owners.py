@@ -29,7 +29,7 @@ _BRANCHES = 3  # of the compression
 _SONGS = (2000, 1000)  # to train, and to test
 
 
-class AudioFrontendLayer(layers.Layer):
+class AudioFrontendLayer(keras.layers.Layer):
     """Mel bands of a spectrogram, compressed piece by piece, as birdnet-stm32 computes them."""
 
     def __init__(self, **config: Any) -> None:
