@@ -93,6 +93,9 @@ def trained(
     if not file.exists():
         keras.utils.set_random_seed(0)
         model = build()
+        for layer in model.layers:  # applications have 0.999, for long training
+            if isinstance(layer, layers.BatchNormalization):
+                layer.momentum = min(layer.momentum, 0.95)
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(keras.optimizers.Adam(2e-3), loss, metrics=["accuracy"])
         model.fit(x[:_TRAINING], y[:_TRAINING], 64, epochs, verbose=0)
