@@ -49,6 +49,7 @@ from keras_sparse_ortho.export._reference import (
     kernels_of,
     plain_model,
 )
+from keras_sparse_ortho.export._remedies import REMEDIES
 from keras_sparse_ortho.export._routes import (
     ROUTES,
     ExportReport,

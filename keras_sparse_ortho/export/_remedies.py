@@ -18,6 +18,13 @@ from keras_sparse_ortho.export._task import (
 )
 from keras_sparse_ortho.quantization import equalize
 
+REMEDIES = (
+    Remedy(fits_ranges=True),
+    Remedy(fits_ranges=True, equalizes=True),
+    Remedy(fits_ranges=True, floats="auto"),
+)
+"""By their cost; the last one needs a device that computes floats."""
+
 
 def with_remedy(task: Task, remedy: Remedy) -> Task:
     """A task of the same model with a remedy.
@@ -75,12 +82,13 @@ def _by_cost(task: Task, tried: list[Candidate]) -> Iterator[Remedy]:
 
     A device that takes integers at the ends has no floats, so none stay.
     """
+    fitted, equalized, partly_in_floats = REMEDIES
     yield Remedy()
-    yield Remedy(fits_ranges=True)
-    yield Remedy(fits_ranges=True, equalizes=True)
+    yield fitted
+    yield equalized
     if task.ends == ("float32", "float32"):
         is_better = _error_of(tried[2]) < _error_of(tried[1])
-        yield Remedy(fits_ranges=True, equalizes=is_better, floats="auto")
+        yield dataclasses.replace(partly_in_floats, equalizes=is_better)
 
 
 def _error_of(candidate: Candidate) -> float:

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
@@ -107,6 +108,15 @@ class Remedy:
     def chooses(self) -> bool:
         """Whether it is chosen on rows that neither calibrate nor compare."""
         return self.floats == "auto"
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The arguments of `export_litert` that ask for it."""
+        return {
+            "ranges": "fitted" if self.fits_ranges else "measured",
+            "equalize": self.equalizes,
+            "floats": self.floats,
+        }
 
     @property
     def name(self) -> str:

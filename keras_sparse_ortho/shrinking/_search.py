@@ -1,13 +1,13 @@
 """The trials of `shrink`, in the order of their promise."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
-from typing import Any
 
 import keras
 import numpy as np
 
+from keras_sparse_ortho.export import REMEDIES
 from keras_sparse_ortho.models import prunable_weights, strip
 from keras_sparse_ortho.pruning import apply_masks
 from keras_sparse_ortho.quantization import quantize_aware
@@ -19,12 +19,6 @@ _PASSES = 3
 _RATE = 3e-4  # of training in 4 bits
 _REMEDY_COST = 5  # times the seconds of a file of static int8
 _REMEDY_SHARE = 0.25  # of the time that is left, for one remedy
-# Of static int8, by their cost; the last is for devices with floats.
-_REMEDIES: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("fitted ranges", {"ranges": "fitted"}),
-    ("fitted, equalized", {"ranges": "fitted", "equalize": True}),
-    ("partly in floats", {"ranges": "fitted", "floats": "auto"}),
-)
 
 
 class Search:
@@ -43,7 +37,7 @@ class Search:
         """Makes all files that the time allows, and times them."""
         self._try_dense()
         if self._trials.seconds > 0:
-            self._try_remedies(_REMEDIES)
+            self._try_remedies()
             self._try_smaller(self._integer_route())
         self._trials.time_files()
 
@@ -57,9 +51,7 @@ class Search:
         start = time.monotonic()
         self._trials.export(name, self._trials.model, route, start)
 
-    def _try_remedies(
-        self, remedies: Sequence[tuple[str, dict[str, Any]]]
-    ) -> None:
+    def _try_remedies(self) -> None:
         """Makes the dense file of static int8, the last one, better until it is good.
 
         Smaller networks get the same remedy. None is tried that would take the time of widths.
@@ -68,13 +60,14 @@ class Search:
         plain = trials.made[-1]
         if trials.is_good(plain):
             return
-        for name, remedy in remedies:
+        for remedy in REMEDIES:
+            name = f"dense, {remedy.name}"
             seconds = _REMEDY_COST * plain.seconds
             if seconds > _REMEDY_SHARE * trials.seconds_left():
-                trials.untried.append(f"dense, {name}")
+                trials.untried.append(name)
                 break
-            trials.remedy = remedy
-            self._export_dense(f"dense, {name}", "int8")
+            trials.remedy = remedy.options
+            self._export_dense(name, "int8")
             if trials.is_good(trials.made[-1]):
                 return
         trials.remedy = {}

@@ -848,10 +848,14 @@ def test_int8_that_loses_too_much_gets_its_remedies(monkeypatch, tmp_path):
     assert [*by_name] == [
         "dense",
         "dense, fitted ranges",
-        "dense, fitted, equalized",
+        "dense, fitted ranges, equalized channels",
     ]
-    assert by_name["dense, fitted, equalized"].loses_at_most(0.01)
-    assert plain.bytes == by_name["dense, fitted, equalized"].bytes
+    assert by_name["dense, fitted ranges, equalized channels"].loses_at_most(
+        0.01
+    )
+    assert (
+        plain.bytes == by_name["dense, fitted ranges, equalized channels"].bytes
+    )
     hasty = shrink(
         model, ROWS, tmp_path / "b.tflite", metric="closeness", minutes=0.05
     )
