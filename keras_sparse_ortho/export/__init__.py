@@ -34,6 +34,7 @@ from keras_sparse_ortho.export._load_litert import (
     latencies,
     load_litert,
 )
+from keras_sparse_ortho.export._lstms import plan_of_lstms
 from keras_sparse_ortho.export._packed_zeros import (
     PackedZeros,
     check_filters,

@@ -1,20 +1,23 @@
 """The trials of `shrink`, in the order of their promise."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import keras
 import numpy as np
 
-from keras_sparse_ortho.export import REMEDIES
+from keras_sparse_ortho._data import rows_at
+from keras_sparse_ortho.export import REMEDIES, plan_of_lstms
 from keras_sparse_ortho.models import prunable_weights, strip
 from keras_sparse_ortho.pruning import apply_masks
 from keras_sparse_ortho.quantization import quantize_aware
 from keras_sparse_ortho.shrinking._narrowing import Narrowing, width_table
+from keras_sparse_ortho.shrinking._shrink_report import Trial
 from keras_sparse_ortho.shrinking._single_zeros import SingleZeros
 from keras_sparse_ortho.shrinking._trials import Trials
 
+_ROUTES = ("float16", "dynamic_int8", "int8")
 _PASSES = 3
 _RATE = 3e-4  # of training in 4 bits
 _REMEDY_COST = 5  # times the seconds of a file of static int8
@@ -44,7 +47,12 @@ class Search:
     # --- dense files ------------------------------------------------------------------------------
 
     def _try_dense(self) -> None:
-        for route in ("float16", "dynamic_int8", "int8"):
+        routes = list(_ROUTES)
+        trials = self._trials
+        example = rows_at(trials.examples.calibration, slice(0, 1))
+        if plan_of_lstms(trials.model, example).quarters:
+            routes += [f"{route}+lstm" for route in _ROUTES]
+        for route in routes:
             self._export_dense("dense", route)
 
     def _export_dense(self, name: str, route: str) -> None:
@@ -52,12 +60,12 @@ class Search:
         self._trials.export(name, self._trials.model, route, start)
 
     def _try_remedies(self) -> None:
-        """Makes the dense file of static int8, the last one, better until it is good.
+        """Makes the dense file of static int8 better until it is good.
 
         Smaller networks get the same remedy. None is tried that would take the time of widths.
         """
         trials = self._trials
-        plain = trials.made[-1]
+        plain = _first_of_route(trials.made, "int8")
         if trials.is_good(plain):
             return
         for remedy in REMEDIES:
@@ -138,6 +146,10 @@ class Search:
     def _widths_of(self, name: str) -> Mapping[str, int]:
         same = [trial for trial in self._trials.made if trial.name == name]
         return same[0].widths
+
+
+def _first_of_route(trials: Sequence[Trial], route: str) -> Trial:
+    return next(trial for trial in trials if trial.route == route)
 
 
 def _in_4_bits(model: keras.Model) -> keras.Model:

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 _WIDE = 5.0  # points between the ends of an interval
 _DIGITS = 9  # 1 - 0.99 is more than 0.01
-_NAME_WIDTH = 34
 _OUTPUT_WIDTH = 12  # the longest name of an output in the table
 
 
@@ -359,9 +358,10 @@ class ShrinkReport(Answering):
         """The table of trials, and the words on the choice."""
         frontier = self.frontier
         columns = self._columns_of_outputs()
-        titles = (
-            f"  {'made by':{_NAME_WIDTH}}{'route':14}{'score':>8}{'95%':>14}"
-        )
+        of_name = _width_of("made by", [trial.name for trial in self.trials])
+        of_route = _width_of("route", [trial.route for trial in self.trials])
+        titles = f"  {'made by':{of_name}}{'route':{of_route}}"
+        titles += f"{'score':>8}{'95%':>14}"
         for name in columns:
             titles += (
                 f"{printable_lines(name)[:_OUTPUT_WIDTH]:>{columns[name]}}"
@@ -375,7 +375,7 @@ class ShrinkReport(Answering):
                 mark = "->"
             elif any(trial is other for other in frontier):
                 mark = "*"
-            line = f"{mark:2}{trial.name:{_NAME_WIDTH}}{trial.route:14}"
+            line = f"{mark:2}{trial.name:{of_name}}{trial.route:{of_route}}"
             if trial.reason is not None:
                 lines.append(f"{line} no file: {printable_lines(trial.reason)}")
                 continue
@@ -430,3 +430,8 @@ class ShrinkReport(Answering):
             ylabel=f"{self.measure} on {self.rows} examples held out",
         )
         return ax
+
+
+def _width_of(title: str, texts: Sequence[str]) -> int:
+    """The width of a column of texts, with two spaces after the longest."""
+    return 2 + max(map(len, [title, *texts]))

@@ -153,7 +153,7 @@ class Trials:
         path = self._folder / f"{number}.tflite"
         self.say(f"{name}: {route}")
         of_int8: dict[str, Any] = {}
-        if route == "int8":
+        if route.startswith("int8"):
             of_int8["representative_data"] = rows_at(
                 self.examples.calibration, slice(0, _RANGED)
             )

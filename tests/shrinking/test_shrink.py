@@ -826,6 +826,25 @@ def test_losses_below_zero_are_gains_and_ratios_near_one_have_figures():
     assert any("takes 1.01 times as long" in words for words in report.words)
 
 
+def test_lstms_are_tried_as_the_fused_operator(tmp_path):
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential(
+        [
+            keras.Input((5, 8)),
+            keras.layers.LSTM(12),
+            keras.layers.Dense(3, "softmax"),
+        ]
+    )
+    rows = np.random.default_rng(0).normal(size=(64, 5, 8)).astype("float32")
+    report = shrink(model, rows, tmp_path / "a.tflite", minutes=0)
+    sizes = {trial.route: trial.bytes for trial in report.trials}
+    for route in ("float16", "dynamic_int8", "int8"):
+        assert sizes[f"{route}+lstm"] < sizes[route]
+    assert report.taken.route.endswith("+lstm")
+    lines = str(report).splitlines()
+    assert len({len(line) for line in lines[:7]}) == 1
+
+
 def test_int8_that_loses_too_much_gets_its_remedies(monkeypatch, tmp_path):
     """Channels of a hundredth of the others decide, and one scale of int8 holds both kinds."""
     keras.utils.set_random_seed(0)
