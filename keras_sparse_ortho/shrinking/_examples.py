@@ -25,7 +25,7 @@ _FEWEST_HELD = 200  # if they take long
 _BATCH = 64
 _LEAST_EXAMPLES = 32
 _LEAST_TO_TRAIN = 1500
-_CALIBRATION = 512
+_CALIBRATION = 2048  # at most; `widths` takes fewer if they take long
 _TIMED = 512  # examples of the forward pass that is timed
 _STEP_COST = 4  # times a forward pass
 _READING_SHARE = 0.25  # of the time may pass in reading a data set, and
@@ -62,7 +62,7 @@ class Examples:
     Attributes:
         held: Inputs that judge.
         count: int. How many judge.
-        calibration: Inputs for statistics and ranges: the first training ones.
+        calibration: Inputs for moments, statistics and ranges: the first training ones.
         judge: Judge. Scores outputs on `held`.
         logits: For each output the function from logits to it, as `distill` wants it.
         seconds_each: float. A forward pass of one example, in seconds.
