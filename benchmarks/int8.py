@@ -16,6 +16,7 @@ from runner import Measurement, Run, Setting, main
 from training import load
 
 import keras_sparse_ortho as kso
+from keras_sparse_ortho.models import output_kinds
 
 layers = keras.layers
 _CALIBRATION = 256  # rows
@@ -216,11 +217,17 @@ def accuracy(outputs: np.ndarray, types: np.ndarray) -> float:
 def figures_of(
     path: pathlib.Path, subject: Subject, expected: list[np.ndarray]
 ) -> Run:
-    """The figures of a file on the rows of the test; agreement is the least over outputs."""
+    """The figures of a file on the rows of the test; agreement is the least over its classes."""
     actual = as_list(kso.load_litert(path).predict(subject.test))
     pairs = list(zip(actual, expected, strict=True))
     squares = sum(np.sum((a - e) ** 2) for a, e in pairs)
-    agreement = min(np.mean(classes(a) == classes(e)) for a, e in pairs)
+    kinds = output_kinds(subject.model, len(pairs))
+    of_classes = [
+        pair
+        for pair, kind in zip(pairs, kinds, strict=True)
+        if networks.is_class(kind) or len(pairs) == 1  # logits
+    ]
+    agreement = min(np.mean(classes(a) == classes(e)) for a, e in of_classes)
     line = {
         "bytes": path.stat().st_size,
         "error": float(squares / sum(np.sum(e**2) for e in expected)),
@@ -327,8 +334,8 @@ class Int8(Measurement):
     def report(self, lines: list[Run]) -> str:
         text = "# Static int8, and what makes it better\n\n" + sentences(
             f"""
-            {machine()}. {_CALIBRATION} rows calibrate; error, agreement (the least over outputs)
-            and accuracy are of up to {_TEST} others. Error: the relative squared error of the
+            {machine()}. {_CALIBRATION} rows calibrate; error, agreement (the least over outputs
+            of classes) and accuracy are of up to {_TEST} others. Error: the relative squared error of the
             outputs. ms: one call with one row on one thread, the files of a network in turn.
             """
         )

@@ -57,12 +57,13 @@ def shrink(
         lost = score(dense model) - score(file),
         lost + standard error of lost <= max_drop    for every output of the model
 
-    Dense files come first, in float16 and in integers. Where static int8 loses too much, its
-    remedies follow, the cheapest first: fitted ranges, equalized channels, a stretch in floats (see
-    `export_litert`). Then `shrink` looks for widths: `widths`
-    measures what each group of channels is worth, and a bisection finds the smallest network within
-    the limit, a plain Keras model with fewer channels (`narrow`). With 1,500 examples and more, a
-    network that lost much learns the dense model's outputs (`recovery.distill`). The smallest one
+    Dense files come first, in float16 and in integers, those of LSTMs with the fused operator, too.
+    Where static int8 loses too much, its remedies follow, the cheapest first: fitted ranges,
+    equalized channels, a stretch in floats (see `export_litert`). Then `shrink` looks for widths:
+    `widths` measures what each group of channels is worth, and a bisection finds the smallest
+    network within the limit, a plain Keras model with fewer channels (`narrow`). With 1,500
+    examples and more, a network that lost much learns the dense model's outputs
+    (`recovery.distill`) for a tenth of the time. The smallest one
     is tried in 4 bits last. Single zeros are tried for `*.tflite.gz` only: as stored, a zero takes
     as many bytes as any other number.
 
