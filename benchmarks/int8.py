@@ -335,8 +335,9 @@ class Int8(Measurement):
         text = "# Static int8, and what makes it better\n\n" + sentences(
             f"""
             {machine()}. {_CALIBRATION} rows calibrate; error, agreement (the least over outputs
-            of classes) and accuracy are of up to {_TEST} others. Error: the relative squared error of the
-            outputs. ms: one call with one row on one thread, the files of a network in turn.
+            of classes) and accuracy are of up to {_TEST} others. Error: the relative squared
+            error of the outputs. ms: one call with one row on one thread, the files of a network
+            in turn.
             """
         )
         latest = last_of_each(lines, "network", "file")
