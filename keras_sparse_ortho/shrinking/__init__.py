@@ -20,7 +20,7 @@ from keras_sparse_ortho.shrinking._microcontroller import (
     Microcontroller,
     MicroFigures,
 )
-from keras_sparse_ortho.shrinking._narrowing import width_table
+from keras_sparse_ortho.shrinking._narrowing import Narrowing, width_table
 from keras_sparse_ortho.shrinking._search import Search
 from keras_sparse_ortho.shrinking._shrink import shrink
 from keras_sparse_ortho.shrinking._shrink_report import ShrinkReport, Trial

@@ -23,6 +23,9 @@ _LITTLE = 0.01  # predicted relative error; a higher rate did harm below it
 _RATE = 1e-3
 _LOW_RATE = 3e-4  # where little is lost
 _WORTH_TRAINING = 0.25  # of the limit: training can do harm where less was lost
+_HOPELESS = (
+    3.0  # times the limit: training took away a third to a half of the loss
+)
 
 
 def width_table(trials: Trials) -> WidthTable | None:
@@ -120,8 +123,7 @@ class Narrowing:
         name = f"narrowed to {share:.2g}"
         make = partial(narrowed, trials, self._table, choice)
         trial, model = trials.make(name, make, None, self._route, choice)
-        little = scaled(trials.max_drop, _WORTH_TRAINING)
-        if model is None or trial.loses_at_most(little):
+        if model is None or not self._is_worth_training(trial):
             return name, model, trial
         rate = _RATE
         if self._table.predicted(choice) < _LITTLE:
@@ -143,6 +145,13 @@ class Narrowing:
         if trained_trial.share_of_limit(trials.max_drop) < share_before:
             return trained_name, trained, trained_trial
         return name, model, trial
+
+    def _is_worth_training(self, trial: Trial) -> bool:
+        """Whether a network lost more than a little, and not much more than it may."""
+        max_drop = self._trials.max_drop
+        if trial.loses_at_most(scaled(max_drop, _WORTH_TRAINING)):
+            return False
+        return trial.loses_at_most(scaled(max_drop, _HOPELESS))
 
 
 def _between(too_small: float, small_enough: float) -> float:

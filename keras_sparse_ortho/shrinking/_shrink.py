@@ -62,8 +62,8 @@ def shrink(
     equalized channels, a stretch in floats (see `export_litert`). Then `shrink` looks for widths:
     `widths` measures what each group of channels is worth, and a bisection finds the smallest
     network within the limit, a plain Keras model with fewer channels (`narrow`). With 1,500
-    examples and more, a network that lost much learns the dense model's outputs
-    (`recovery.distill`) for a tenth of the time. The smallest one
+    examples and more, a network near the limit learns the dense model's outputs
+    (`recovery.distill`). The smallest one
     is tried in 4 bits last. Single zeros are tried for `*.tflite.gz` only: as stored, a zero takes
     as many bytes as any other number.
 

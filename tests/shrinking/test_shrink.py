@@ -2,6 +2,7 @@
 
 import dataclasses
 import gzip
+import types
 import zlib
 
 import keras
@@ -15,6 +16,7 @@ from keras_sparse_ortho.models import OutputKind
 from keras_sparse_ortho.shrinking import (
     Examples,
     Judge,
+    Narrowing,
     OutputScore,
     Score,
     Search,
@@ -530,6 +532,14 @@ def test_narrow_networks_are_trained_longer_in_the_same_time():
     assert rows_and_passes(training) == (2000, 2)
     examples.took(32.0, training)  # four times as long as meant
     assert examples.seconds_each == 0.004
+
+
+def test_networks_are_trained_that_lost_more_than_a_little_and_not_too_much():
+    narrowing = object.__new__(Narrowing)
+    narrowing._trials = types.SimpleNamespace(max_drop=0.01)
+    for lost, is_worth in ((0.002, False), (0.02, True), (0.04, False)):
+        narrowed = dataclasses.replace(trial("narrowed", 9, 1.0), lost=lost)
+        assert narrowing._is_worth_training(narrowed) == is_worth
 
 
 def test_the_search_lowers_what_is_preferred():
