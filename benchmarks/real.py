@@ -1187,6 +1187,11 @@ def points(line: Run, counts: Callable[[str], bool]) -> str:
     return f"{100 * max(lost):.1f}" if lost else "-"
 
 
+def percent(share: float) -> str:
+    """A share in percent; "-" for outputs that are no classes."""
+    return "-" if np.isnan(share) else f"{100 * share:.1f}"
+
+
 class Shrunk(Measurement):
     """Files that `shrink` alone makes of trained networks, beside dense ones in 8 and 4 bits.
 
@@ -1344,7 +1349,7 @@ class Shrunk(Measurement):
                 points(
                     line, lambda name, line=line: name not in line["classes"]
                 ),
-                f"{100 * line['agreement']:.1f}",
+                percent(line["agreement"]),
             ]
             for name in ("accuracy", "dense_accuracy"):
                 row.append(f"{100 * line[name]:.1f}" if name in line else "-")

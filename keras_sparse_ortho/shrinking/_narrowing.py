@@ -18,14 +18,13 @@ _FIRST_SHARE = 0.5  # of the cost of the dense network
 _LEAST_SHARE = 0.02
 _TABLE_SHARE = 0.5  # of the time that is left, for the table of widths
 _NEAR_ENOUGH = 0.08  # between a share that is good and one that is not, relative to the first
-_MOST_PASSES = 12
+_MOST_PASSES = 50
 _LITTLE = 0.01  # predicted relative error; a higher rate did harm below it
 _RATE = 1e-3
 _LOW_RATE = 3e-4  # where little is lost
 _WORTH_TRAINING = 0.25  # of the limit: training can do harm where less was lost
-_HOPELESS = (
-    3.0  # times the limit: training took away a third to a half of the loss
-)
+# Times the limit: training takes away a third to two thirds of the loss.
+_HOPELESS = 6.0
 
 
 def width_table(trials: Trials) -> WidthTable | None:

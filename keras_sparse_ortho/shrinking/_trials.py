@@ -32,7 +32,7 @@ from keras_sparse_ortho.shrinking._shrink_report import Trial, frontier_of
 _LONGEST_REASON = 100  # characters of a reason in the table
 _RANGED = 256  # examples that ranges of static int8 are measured on: more are no better
 _COMPARED = 16  # examples, one by one in Keras with a file
-_TRAINING_SHARE = 0.15  # of the time, for one training
+_TRAINING_SHARE = 0.25  # of the time that is left, for one training
 _REFUSALS = (
     ExportRouteError,
     ExportConversionError,
@@ -233,7 +233,7 @@ class Trials:
 
     def seconds_to_train(self) -> float:
         """The time that one training may take."""
-        return min(_TRAINING_SHARE * self.seconds, self.seconds_left())
+        return _TRAINING_SHARE * self.seconds_left()
 
     def latencies(self, numbers: list[int]) -> list[float]:
         """Milliseconds of a call of the files of some trials, in turn."""

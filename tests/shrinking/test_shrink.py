@@ -537,7 +537,7 @@ def test_narrow_networks_are_trained_longer_in_the_same_time():
 def test_networks_are_trained_that_lost_more_than_a_little_and_not_too_much():
     narrowing = object.__new__(Narrowing)
     narrowing._trials = types.SimpleNamespace(max_drop=0.01)
-    for lost, is_worth in ((0.002, False), (0.02, True), (0.04, False)):
+    for lost, is_worth in ((0.002, False), (0.04, True), (0.08, False)):
         narrowed = dataclasses.replace(trial("narrowed", 9, 1.0), lost=lost)
         assert narrowing._is_worth_training(narrowed) == is_worth
 
