@@ -112,8 +112,11 @@ class Remedy:
     @property
     def options(self) -> dict[str, Any]:
         """The arguments of `export_litert` that ask for it."""
+        ranges = "measured"
+        if self.fits_ranges:
+            ranges = "fitted"
         return {
-            "ranges": "fitted" if self.fits_ranges else "measured",
+            "ranges": ranges,
             "equalize": self.equalizes,
             "floats": self.floats,
         }

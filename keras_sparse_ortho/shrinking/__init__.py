@@ -25,7 +25,7 @@ from keras_sparse_ortho.shrinking._search import Search
 from keras_sparse_ortho.shrinking._shrink import shrink
 from keras_sparse_ortho.shrinking._shrink_report import ShrinkReport, Trial
 from keras_sparse_ortho.shrinking._smallest_file import chosen
-from keras_sparse_ortho.shrinking._trials import Trials, shortly
+from keras_sparse_ortho.shrinking._trials import Terms, Trials, shortly
 from keras_sparse_ortho.shrinking._width_shares import WidthShares
 
 __all__ = ["MicroFigures", "MicroReport", "ShrinkReport", "Trial", "shrink"]

@@ -34,7 +34,7 @@ _LEAST_READING = 10.0  # seconds
 
 @dataclasses.dataclass(frozen=True)
 class Training:
-    """What `distill` gets to train one network.
+    """How `distill` trains one network.
 
     Attributes:
         options: dict. The arguments of `distill`.
@@ -143,7 +143,7 @@ class Examples:
 
         Args:
             seconds: float. The time it took.
-            training: Training. What `to_train` gave.
+            training: Training. From `to_train`.
         """
         forward_passes = _STEP_COST * training.cost * training.rows_seen
         self.seconds_each = max(self.seconds_each, seconds / forward_passes)

@@ -8,11 +8,13 @@ import keras
 
 from keras_sparse_ortho.export import assigned_variables
 from keras_sparse_ortho.models import input_specs
+from keras_sparse_ortho.shrinking._examples import Examples
 from keras_sparse_ortho.shrinking._max_drop import MaxDrop
 from keras_sparse_ortho.shrinking._micro_report import MicroReport, least_loss
 from keras_sparse_ortho.shrinking._micro_search import MicroSearch, MicroTrials
 from keras_sparse_ortho.shrinking._microcontroller import Microcontroller
 from keras_sparse_ortho.shrinking._shrink_report import ShrinkReport, Trial
+from keras_sparse_ortho.shrinking._trials import Terms
 
 ANY_DROP = 1.0  # scores are between 0 and 1
 
@@ -39,9 +41,15 @@ class LeastLoss:
         """ValueError for a compressed array, and for a model that assigns variables in a call."""
         _check_for_micro(model, self._file)
 
-    def run(self, *arguments: Any, **options: Any) -> MicroTrials:
+    def run(
+        self,
+        model: keras.Model,
+        examples: Examples,
+        folder: Path,
+        terms: Terms,
+    ) -> MicroTrials:
         """Makes the files that the time allows; the arguments are those of `Trials`."""
-        trials = MicroTrials(*arguments, **options, device=self._device)
+        trials = MicroTrials(model, examples, folder, terms, self._device)
         MicroSearch(trials).run()
         return trials
 

@@ -6,7 +6,8 @@ import math
 import time
 from collections.abc import Iterator
 from functools import partial
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import NamedTuple
 
 import keras
 
@@ -27,13 +28,19 @@ from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.models import prunable_weights
 from keras_sparse_ortho.pruning import prune
 from keras_sparse_ortho.shrinking._activations import Activations
+from keras_sparse_ortho.shrinking._examples import Examples
 from keras_sparse_ortho.shrinking._microcontroller import (
     Microcontroller,
     MicroFigures,
 )
 from keras_sparse_ortho.shrinking._narrowing import narrowed, width_table
 from keras_sparse_ortho.shrinking._shrink_report import Trial
-from keras_sparse_ortho.shrinking._trials import Trials, Widths, shortly
+from keras_sparse_ortho.shrinking._trials import (
+    Terms,
+    Trials,
+    Widths,
+    shortly,
+)
 
 _ROUTE = "int8"
 _FITTINGS = 8  # networks that are narrowed to find the widest one
@@ -82,16 +89,24 @@ class MicroTrials(Trials):
     """Trials whose files are static int8 with int8 ends, and whose arrays are measured.
 
     Args:
+        model: As for `Trials`, like the following three.
+        examples: Examples.
+        folder: Path.
+        terms: Terms.
         device: Microcontroller. The limits.
-        arguments: As for `Trials`.
     """
 
     ends = ("int8", "int8")
 
     def __init__(
-        self, *arguments: Any, device: Microcontroller, **options: Any
+        self,
+        model: keras.Model,
+        examples: Examples,
+        folder: Path,
+        terms: Terms,
+        device: Microcontroller,
     ) -> None:
-        super().__init__(*arguments, **options)
+        super().__init__(model, examples, folder, terms)
         self.device = device
 
     def export(

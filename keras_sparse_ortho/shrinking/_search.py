@@ -65,12 +65,12 @@ class Search:
         Smaller networks get the same remedy. None is tried that would take the time of widths.
         """
         trials = self._trials
-        plain = _first_of_route(trials.made, "int8")
-        if trials.is_good(plain):
+        static = _first_of_route(trials.made, "int8")
+        if trials.is_good(static):
             return
         for remedy in REMEDIES:
             name = f"dense, {remedy.name}"
-            seconds = _REMEDY_COST * plain.seconds
+            seconds = _REMEDY_COST * static.seconds
             if seconds > _REMEDY_SHARE * trials.seconds_left():
                 trials.untried.append(name)
                 break
@@ -82,18 +82,22 @@ class Search:
 
     def _integer_route(self) -> str:
         """The route of smaller networks: int8, of which the dense file is the best."""
-        made = self._trials.made
-        files = [k for k, trial in enumerate(made) if trial.reason is None]
-        integers = [k for k in files if "int8" in made[k].route]
+        trials = self._trials.made
+        files = [k for k, trial in enumerate(trials) if trial.reason is None]
+        integers = [k for k in files if "int8" in trials[k].route]
         if not integers:
-            return made[files[0]].route if files else "float16"
-        good = [k for k in integers if self._trials.is_good(made[k])]
-        if len(good) < 2:
-            best = max(good or integers, key=lambda k: made[k].mean)
-            return made[best].route
-        times = self._trials.latencies(good)
-        costs = [ms * made[k].bytes for k, ms in zip(good, times, strict=True)]
-        return made[good[int(np.argmin(costs))]].route
+            return trials[files[0]].route if files else "float16"
+        within = [k for k in integers if self._trials.is_good(trials[k])]
+        if len(within) < 2:
+            most_exact = max(within or integers, key=lambda k: trials[k].mean)
+            return trials[most_exact].route
+        costs = [
+            ms * trials[k].bytes
+            for k, ms in zip(
+                within, self._trials.latencies(within), strict=True
+            )
+        ]
+        return trials[within[int(np.argmin(costs))]].route
 
     # --- smaller networks -------------------------------------------------------------------------
 
@@ -144,8 +148,9 @@ class Search:
                 return
 
     def _widths_of(self, name: str) -> Mapping[str, int]:
-        same = [trial for trial in self._trials.made if trial.name == name]
-        return same[0].widths
+        return next(
+            trial.widths for trial in self._trials.made if trial.name == name
+        )
 
 
 def _first_of_route(trials: Sequence[Trial], route: str) -> Trial:

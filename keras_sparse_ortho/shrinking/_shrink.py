@@ -16,6 +16,7 @@ from keras_sparse_ortho.shrinking._examples import Examples
 from keras_sparse_ortho.shrinking._judge import Metric
 from keras_sparse_ortho.shrinking._least_loss import ANY_DROP, LeastLoss
 from keras_sparse_ortho.shrinking._max_drop import (
+    MaxDrop,
     checked_max_drop,
     max_drop_as_text,
 )
@@ -28,6 +29,7 @@ from keras_sparse_ortho.shrinking._smallest_file import (
     PREFERENCES,
     SmallestFile,
 )
+from keras_sparse_ortho.shrinking._trials import Terms
 
 
 @other_keywords
@@ -157,60 +159,59 @@ def shrink(
         decode_code=decode_code,
         arena=arena,
     )
-    largest_drop = goal.default_drop
-    if max_drop is not None:
-        largest_drop = checked_max_drop(max_drop)
-    seconds = 60.0 * _checked_minutes(minutes)
-    say = Steps(verbose)
+    terms = Terms(
+        say=Steps(verbose),
+        seconds=60.0 * _checked_minutes(minutes),
+        max_drop=_checked_drop(max_drop, goal.default_drop),
+        seed=seed,
+    )
     stripped = strip(model)
     goal.check_model(stripped)
     examples = Examples(
-        model, stripped, data, metric, seed, seconds, largest_drop
+        model, stripped, data, metric, seed, terms.seconds, terms.max_drop
     )
     with staging(file.parent, file.name) as folder:
-        trials = goal.run(
-            stripped,
-            examples,
-            folder,
-            say=say,
-            seconds=seconds,
-            max_drop=largest_drop,
-            seed=seed,
-        )
-        taken = goal.best(trials.made, largest_drop)
+        trials = goal.run(stripped, examples, folder, terms)
+        best = goal.best(trials.made, terms.max_drop)
         report = goal.report(
             path=str(file),
-            taken=taken,
+            taken=best,
             trials=tuple(trials.made),
             measure=examples.judge.name,
             rows=examples.count,
             dense=examples.judge.dense,
-            max_drop=largest_drop,
+            max_drop=terms.max_drop,
             untried=tuple(trials.untried),
-            contents=trials.contents(taken),
+            contents=trials.contents(best),
         )
-        if taken is None:
+        if best is None:
             raise _no_file(report, goal.limits)
-        goal.write(report, trials.file_of(taken))
+        goal.write(report, trials.file_of(best))
     return report
+
+
+def _checked_drop(
+    max_drop: float | Mapping[str, float] | None, default_drop: MaxDrop
+) -> MaxDrop:
+    if max_drop is None:
+        return default_drop
+    return checked_max_drop(max_drop)
 
 
 def _goal(
     file: Path, of_files: dict[str, Any], **of_devices: Any
 ) -> SmallestFile | LeastLoss:
-    """What is looked for: the smallest file, or the array that a device can hold.
+    """The goal of the search: the smallest file, or the array that a device can hold.
 
     Args:
         file: Path. Where it is written.
         of_files: Arguments of `shrink` about files of this machine.
         of_devices: Arguments of `shrink` about microcontrollers.
     """
-    others = dict(of_files)
-    if (
-        others["prefer"] == PREFERENCES[0]
-    ):  # the default, which nobody has asked for
-        others["prefer"] = None
-    device = checked_microcontroller(**of_devices, others=others)
+    given_for_files = dict(of_files)
+    if of_files["prefer"] == PREFERENCES[0]:  # the default: nobody asked for it
+        given_for_files["prefer"] = None
+    device = checked_microcontroller(**of_devices, others=given_for_files)
     if device is not None:
         return LeastLoss(file, device)
     return SmallestFile(file, **of_files)

@@ -9,10 +9,11 @@ from typing import Any
 import keras
 
 from keras_sparse_ortho._checks import check_number
+from keras_sparse_ortho.shrinking._examples import Examples
 from keras_sparse_ortho.shrinking._max_drop import MaxDrop
 from keras_sparse_ortho.shrinking._search import Search
 from keras_sparse_ortho.shrinking._shrink_report import ShrinkReport, Trial
-from keras_sparse_ortho.shrinking._trials import Trials
+from keras_sparse_ortho.shrinking._trials import Terms, Trials
 
 PREFERENCES = ("both", "bytes", "ms")
 
@@ -51,9 +52,15 @@ class SmallestFile:
     def check_model(self, model: keras.Model) -> None:
         """Any model will do."""
 
-    def run(self, *arguments: Any, **options: Any) -> Trials:
+    def run(
+        self,
+        model: keras.Model,
+        examples: Examples,
+        folder: Path,
+        terms: Terms,
+    ) -> Trials:
         """Makes all files that the time allows; the arguments are those of `Trials`."""
-        trials = Trials(*arguments, **options, packed=self._is_packed)
+        trials = Trials(model, examples, folder, terms, packed=self._is_packed)
         Search(trials, self._prefer).run()
         return trials
 

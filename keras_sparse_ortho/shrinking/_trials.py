@@ -43,23 +43,41 @@ _REFUSALS = (
 Widths = Mapping[str, int]
 
 
+@dataclasses.dataclass(frozen=True)
+class Terms:
+    """The terms of one call of `shrink`.
+
+    Attributes:
+        say: Steps. Logs each step, and knows how long the call has taken.
+        seconds: float. How long the call may take.
+        max_drop: float or dict by output. The largest losses of a good file.
+        seed: int. Decides the order of training.
+    """
+
+    say: Steps
+    seconds: float
+    max_drop: MaxDrop
+    seed: int
+
+
 class Trials:
     """The trials of one call.
 
     Attributes:
         model: The dense model, without wrappers.
         examples: The examples that judge and that train.
-        say: Steps. Logs what is done, and knows how long the call has taken.
-        seconds: float. How long the call may take.
-        max_drop: float or dict by output. The largest losses of a good file.
-        seed: int. Decides the order of training.
+        say: As in `Terms`, like the next three.
+        seconds: float.
+        max_drop: float or dict by output.
+        seed: int.
         packed: bool. Whether sizes are under gzip.
         remedy: dict. Further arguments of `export_litert` for static int8.
         made: list of Trial, in their order.
-        untried: list of str. What the time did not allow.
+        untried: list of str. The trials that the time did not allow.
 
     Args:
         folder: Path. Where files are made.
+        terms: Terms of the call.
     """
 
     ends = ("float32", "float32")  # types of inputs and outputs
@@ -69,19 +87,16 @@ class Trials:
         model: keras.Model,
         examples: Examples,
         folder: Path,
+        terms: Terms,
         *,
-        say: Steps,
-        seconds: float,
-        max_drop: MaxDrop,
-        seed: int,
         packed: bool = False,
     ) -> None:
         self.model = model
         self.examples = examples
-        self.say = say
-        self.seconds = seconds
-        self.max_drop = max_drop
-        self.seed = seed
+        self.say = terms.say
+        self.seconds = terms.seconds
+        self.max_drop = terms.max_drop
+        self.seed = terms.seed
         self.packed = packed
         self.remedy: dict[str, Any] = {}
         self.made: list[Trial] = []
@@ -200,9 +215,9 @@ class Trials:
     def _answers(self, path: Path) -> list[np.ndarray]:
         """The outputs of a file on the held examples."""
         answers = load_litert(path).predict(self.examples.held)
-        outputs = (
-            [*answers.values()] if isinstance(answers, dict) else [answers]
-        )
+        outputs = [answers]
+        if isinstance(answers, dict):
+            outputs = [*answers.values()]
         if not all(np.isfinite(output).all() for output in outputs):
             raise ExportVerificationError(
                 "The file gives values that are not finite"

@@ -1,4 +1,4 @@
-"""What a network of some widths costs, as a share of the dense one's cost."""
+"""The cost of a network by its widths, as a share of the dense one's."""
 
 from collections.abc import Mapping
 

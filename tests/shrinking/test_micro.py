@@ -28,6 +28,7 @@ from keras_sparse_ortho.shrinking import (
     MicroSearch,
     MicroTrials,
     Score,
+    Terms,
     Trial,
     least_loss,
     shrink,
@@ -355,16 +356,9 @@ class Estimated(MicroTrials):
 def trials_of(model, tmp_path, max_flash, max_ram):
     examples = object.__new__(Examples)
     examples.calibration = np.random.default_rng(0).normal(size=(64, 8))
-    return Estimated(
-        model,
-        examples,
-        tmp_path,
-        device=Microcontroller(max_flash, max_ram, arena=len),
-        say=lambda *_: 0.0,
-        seconds=1e9,
-        max_drop=1.0,
-        seed=0,
-    )
+    device = Microcontroller(max_flash, max_ram, arena=len)
+    terms = Terms(lambda *_: 0.0, 1e9, 1.0, 0)
+    return Estimated(model, examples, tmp_path, terms, device)
 
 
 def searched(tmp_path, max_flash, max_ram):

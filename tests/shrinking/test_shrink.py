@@ -21,6 +21,7 @@ from keras_sparse_ortho.shrinking import (
     Score,
     Search,
     ShrinkReport,
+    Terms,
     Trial,
     Trials,
     WidthShares,
@@ -447,12 +448,9 @@ def test_the_frontier_has_the_files_that_no_other_beats(tmp_path):
 def test_no_trial_begins_that_would_end_too_late(tmp_path):
     rows = object.__new__(Examples)
     rows.calibration = ROWS
-    limits = {"max_drop": 0.01, "seed": 0}
     for seconds, is_late in ((57.0, True), (59.0, False)):
         say = lambda *_: 50.0  # noqa: E731  after 50 seconds
-        trials = Trials(
-            None, rows, tmp_path, say=say, seconds=seconds, **limits
-        )
+        trials = Trials(None, rows, tmp_path, Terms(say, seconds, 0.01, 0))
         trials.made = [
             Trial("dense", "int8", seconds=8.0),
             Trial("sparse", "int8", seconds=90.0),
@@ -477,15 +475,8 @@ def test_the_table_of_widths_has_half_of_the_time_that_is_left(
         lambda model, data, *, minutes: calls.append(minutes),
     )
     for spent in (20.0, 100.0):
-        trials = Trials(
-            None,
-            rows,
-            tmp_path,
-            say=lambda *_, spent=spent: spent,
-            seconds=80.0,
-            max_drop=0.01,
-            seed=0,
-        )
+        say = lambda *_, spent=spent: spent  # noqa: E731
+        trials = Trials(None, rows, tmp_path, Terms(say, 80.0, 0.01, 0))
         width_table(trials)
     assert calls == [0.5]
     assert trials.untried == ["a table of widths"]
