@@ -1319,7 +1319,7 @@ class Shrunk(Measurement):
                 "tested": len(tested),
             }
             if types is not None:
-                labels = np.ravel(types)[: len(tested)]
+                labels = types[: len(tested)]
                 line["accuracy"] = _accuracy(outputs[-1], labels)
                 line["dense_accuracy"] = _accuracy(expected[-1], labels)
         return [*lines.values()]
