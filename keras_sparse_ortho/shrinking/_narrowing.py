@@ -22,6 +22,7 @@ _MOST_PASSES = 50
 _LITTLE = 0.01  # predicted relative error; a higher rate did harm below it
 _RATE = 1e-3
 _LOW_RATE = 3e-4  # where little is lost
+_LOWER = 0.2  # times the rate, after a training that did harm
 _WORTH_TRAINING = 0.25  # of the limit: training can do harm where less was lost
 # Times the limit: training takes away a third to two thirds of the loss.
 _HOPELESS = 6.0
@@ -76,6 +77,7 @@ class Narrowing:
         self._shares = WidthShares(table)
         self._cost = self._shares.preferred(prefer)
         self._route = route
+        self._highest_rate = _RATE
 
     def run(self) -> list[tuple[str, keras.Model]]:
         """The good networks with their names, the smallest last."""
@@ -124,9 +126,9 @@ class Narrowing:
         trial, model = trials.make(name, make, None, self._route, choice)
         if model is None or not self._is_worth_training(trial):
             return name, model, trial
-        rate = _RATE
+        rate = self._highest_rate
         if self._table.predicted(choice) < _LITTLE:
-            rate = _LOW_RATE
+            rate = min(rate, _LOW_RATE)
         training = trials.examples.to_train(
             trials.seconds_to_train(),
             _MOST_PASSES,
@@ -143,6 +145,7 @@ class Narrowing:
         share_before = trial.share_of_limit(trials.max_drop)
         if trained_trial.share_of_limit(trials.max_drop) < share_before:
             return trained_name, trained, trained_trial
+        self._highest_rate = _LOWER * rate
         return name, model, trial
 
     def _is_worth_training(self, trial: Trial) -> bool:

@@ -24,6 +24,7 @@ from keras_sparse_ortho.export import (
     latencies,
     load_litert,
 )
+from keras_sparse_ortho.kernels import walk
 from keras_sparse_ortho.recovery import distill
 from keras_sparse_ortho.shrinking._examples import Examples, Training
 from keras_sparse_ortho.shrinking._max_drop import MaxDrop
@@ -138,6 +139,7 @@ class Trials:
 
     def _train(self, model: keras.Model, training: Training) -> None:
         model.trainable = True  # frozen layers as well
+        _freeze_statistics(model)
         start = time.monotonic()
         distill(
             model,
@@ -282,6 +284,17 @@ class Trials:
     def _number_of(self, trial: Trial) -> int:
         numbers = [k for k, entry in enumerate(self.made) if entry is trial]
         return numbers[0]
+
+
+def _freeze_statistics(model: keras.Model) -> None:
+    """Keeps the statistics of normalization, as the dense model's stay.
+
+    A short training leaves moving statistics between those of its start and those of its batches,
+    and the kernels answer worse with either.
+    """
+    for layer, _ in walk(model, ""):
+        if isinstance(layer, keras.layers.BatchNormalization):
+            layer.trainable = False
 
 
 def _is_narrowed_at_once(trial: Trial) -> bool:

@@ -525,6 +525,51 @@ def test_narrow_networks_are_trained_longer_in_the_same_time():
     assert examples.seconds_each == 0.004
 
 
+def test_training_keeps_the_statistics_of_normalization(tmp_path):
+    layers = [keras.layers.Dense(8), keras.layers.BatchNormalization()]
+    head = [keras.layers.ReLU(), keras.layers.Dense(3)]
+    model = keras.Sequential([keras.Input((16,)), *layers, *head])
+    small = keras.models.clone_model(model)
+    mean = np.arange(8.0, dtype="float32")
+    small.layers[1].moving_mean.assign(mean)
+    kernel = small.layers[0].kernel.numpy()
+    examples = examples_to_train(400)
+    terms = Terms(types.SimpleNamespace(loud=False), 9.0, 0.01, 0)
+    trials = Trials(model, examples, tmp_path, terms)
+    trials._train(small, examples.to_train(9.0, 1, fewest=300))
+    assert np.array_equal(small.layers[1].moving_mean.numpy(), mean)
+    assert not np.array_equal(small.layers[0].kernel.numpy(), kernel)
+
+
+def test_after_a_training_that_did_harm_the_rate_is_lower(monkeypatch):
+    rates = []
+    losses = iter((0.02, 0.04, 0.02, 0.01))
+
+    def make(name, make_model, training, route, widths):
+        if training is not None:
+            rates.append(training.options["learning_rate"])
+        made = dataclasses.replace(trial(name, 9, 1.0), lost=next(losses))
+        score = OutputScore("closeness", 1.0, made.lost, 0.0)
+        return dataclasses.replace(made, outputs={"y": score}), model
+
+    narrowing = object.__new__(Narrowing)
+    narrowing._trials = types.SimpleNamespace(
+        max_drop=0.01,
+        seed=0,
+        make=make,
+        examples=examples_to_train(2000),
+        seconds_to_train=lambda: 9.0,
+    )
+    narrowing._table = types.SimpleNamespace(predicted=lambda choice: 0.1)
+    narrowing._shares = types.SimpleNamespace(training=lambda choice: 1.0)
+    narrowing._route = "int8"
+    narrowing._highest_rate = 1e-3
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2)])
+    assert narrowing._try(0.5, {})[0] == "narrowed to 0.5"
+    assert narrowing._try(0.75, {})[0] == "narrowed to 0.75, trained"
+    assert rates == [1e-3, pytest.approx(2e-4)]
+
+
 def test_networks_are_trained_that_lost_more_than_a_little_and_not_too_much():
     narrowing = object.__new__(Narrowing)
     narrowing._trials = types.SimpleNamespace(max_drop=0.01)
