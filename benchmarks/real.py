@@ -1331,7 +1331,8 @@ class Shrunk(Measurement):
             expected accuracy of classes, and of the closeness of other outputs, the most of several
             outputs, on rows of other origin than all that made the files. Accuracy: of rows whose
             label is known. Bytes are as stored; ms: median of one call with one row on one thread,
-            all files of a network in turn. The ratios are to dense int8.
+            all files of a network in turn, on the machine of its day: compare within a network. The
+            ratios are to dense int8.
             """
         )
         header = ["network", "file", "model", "classes lost", "values lost"]
