@@ -729,7 +729,10 @@ def frontier(network: str = "rnet") -> Figure:
             label=label,
         )
     for trial in line["trials"]:
-        is_taken = trial["bytes"] == line["bytes"]
+        is_taken = (trial["name"], trial["route"]) == (
+            line["model"],
+            line["route"],
+        )
         if is_taken or trial["name"].startswith("dense"):
             text = "written by shrink" if is_taken else trial["route"]
             panel.annotate(
