@@ -872,6 +872,20 @@ def test_losses_below_zero_are_gains_and_ratios_near_one_have_figures():
     assert any("takes 1.01 times as long" in words for words in report.words)
 
 
+def test_no_remedy_begins_that_would_take_the_time_of_widths():
+    search = object.__new__(Search)
+    static = dataclasses.replace(trial("dense", 9, 1.0, lost=0.5), seconds=60.0)
+    search._trials = types.SimpleNamespace(
+        made=[static],
+        untried=[],
+        is_good=lambda trial: False,
+        seconds_left=lambda: 600.0,
+    )
+    search._try_remedies()
+    assert search._trials.untried == ["dense, fitted ranges"]
+
+
+@pytest.mark.tensorflow_only
 def test_lstms_are_tried_as_the_fused_operator(tmp_path):
     keras.utils.set_random_seed(0)
     model = keras.Sequential(
@@ -921,7 +935,3 @@ def test_int8_that_loses_too_much_gets_its_remedies(monkeypatch, tmp_path):
     assert (
         plain.bytes == by_name["dense, fitted ranges, equalized channels"].bytes
     )
-    hasty = shrink(
-        model, ROWS, tmp_path / "b.tflite", metric="closeness", minutes=0.05
-    )
-    assert "dense, fitted ranges" in hasty.untried
