@@ -13,7 +13,7 @@ from keras_sparse_ortho.shrinking._max_drop import MaxDrop
 from keras_sparse_ortho.shrinking._micro_report import MicroReport, least_loss
 from keras_sparse_ortho.shrinking._micro_search import MicroSearch, MicroTrials
 from keras_sparse_ortho.shrinking._microcontroller import Microcontroller
-from keras_sparse_ortho.shrinking._shrink_report import ShrinkReport, Trial
+from keras_sparse_ortho.shrinking._shrink_report import Trial
 from keras_sparse_ortho.shrinking._trials import Terms
 
 ANY_DROP = 1.0  # scores are between 0 and 1
@@ -60,11 +60,6 @@ class LeastLoss:
     def report(self, **figures: Any) -> MicroReport:
         """The report on all trials; the arguments are those of `ShrinkReport`."""
         return MicroReport(**figures, device=self._device)
-
-    def write(self, report: ShrinkReport, written: Path) -> None:
-        """Writes the array of the best trial, as the ending of the file says."""
-        assert report.taken is not None
-        report.write(report.taken, self._file)
 
 
 def _check_for_micro(model: keras.Model, file: Path) -> None:

@@ -186,7 +186,7 @@ def shrink(
         )
         if best is None:
             raise _no_file(report, goal.limits)
-        goal.write(report, trials.file_of(best))
+        report.write(best, file)
     return report
 
 

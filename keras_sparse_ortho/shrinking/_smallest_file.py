@@ -1,7 +1,5 @@
 """The goal of `shrink` without a target: the smallest file within the limits."""
 
-import gzip
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,7 +25,7 @@ class SmallestFile:
         limits: dict. `max_bytes` and `max_ms`, if they are given.
 
     Args:
-        file: Path. Where it is written; its name says whether sizes are under gzip.
+        file: Path. Its name says whether sizes are under gzip.
         max_bytes: As for `shrink`.
         max_ms: As for `shrink`.
         prefer: As for `shrink`.
@@ -45,7 +43,6 @@ class SmallestFile:
     ) -> None:
         self.limits: Mapping[str, float] = _checked_limits(max_bytes, max_ms)
         _check_preference(prefer)
-        self._file = file
         self._prefer = prefer
         self._is_packed = file.name.endswith(".gz")
 
@@ -84,13 +81,6 @@ class SmallestFile:
     def report(self, **figures: Any) -> ShrinkReport:
         """The report on all trials; the arguments are those of `ShrinkReport`."""
         return ShrinkReport(**figures)
-
-    def write(self, report: ShrinkReport, written: Path) -> None:
-        """Moves the file of the best trial to its place, compressed if its name says so."""
-        if self._is_packed:
-            content = gzip.compress(written.read_bytes(), 6, mtime=0)
-            written.write_bytes(content)
-        os.replace(written, self._file)
 
 
 def _checked_limits(
