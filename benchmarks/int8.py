@@ -69,16 +69,14 @@ def real(name: str) -> Subject:
     networks.fetch()
     training, _ = networks.cached(name, True)
     test, types = networks.cached(name, False)
-    author = None
-    network = networks.NETWORKS.get(name) or networks.LOADED[name]
-    if name in networks.LOADED and networks.LOADED[name].author:
-        author = networks.FETCHED / networks.LOADED[name].author
+    network = networks.network_of(name)
+    assert network is not None
     return Subject(
         network.build(),
         training[:_CALIBRATION],
         test[:_TEST],
         types,
-        author,
+        networks.author_file(name),
         training=(training[:_DISTILLED], None),
     )
 

@@ -648,6 +648,18 @@ LOADED = {
 }
 
 
+def network_of(name: str) -> Network | Loaded | None:
+    """The network of a package by name; `None` for another name."""
+    return NETWORKS.get(name) or LOADED.get(name)
+
+
+def author_file(name: str) -> pathlib.Path | None:
+    """The LiteRT file of a network's owner, if there is one."""
+    if name in LOADED and LOADED[name].author:
+        return FETCHED / LOADED[name].author
+    return None
+
+
 # --- cases ----------------------------------------------------------------------------------------
 
 PASSES = 3
@@ -1043,7 +1055,8 @@ def cached(name: str, training: bool) -> tuple[np.ndarray, np.ndarray | None]:
     file = FETCHED / f"{name}_{'train' if training else 'test'}.npy"
     types = file.with_name(f"{file.stem}_types.npy")
     if not file.exists():
-        network = NETWORKS.get(name) or LOADED[name]
+        network = network_of(name)
+        assert network is not None
         rows = network.rows(training)
         if isinstance(rows, tuple):
             np.save(types, rows[1])
@@ -1161,7 +1174,7 @@ def subject(
     name: str,
 ) -> tuple[keras.Model, np.ndarray, np.ndarray, np.ndarray | None]:
     """A trained network, rows to shrink it with, rows to test it, and their labels if known."""
-    network = NETWORKS.get(name) or LOADED.get(name)
+    network = network_of(name)
     if network is not None:
         rows, _ = cached(name, True)
         tested, types = cached(name, False)
@@ -1254,9 +1267,10 @@ class Shrunk(Measurement):
                     "rival": route,
                     "route": route,
                 } | line
-        if name in LOADED and LOADED[name].author:
+        author = author_file(name)
+        if author is not None:
             file = folder / "author.tflite"
-            shutil.copy(FETCHED / LOADED[name].author, file)
+            shutil.copy(author, file)
             lines[file] = {
                 "how": "dense",
                 "rival": "its author's file",
