@@ -87,7 +87,7 @@ def rows_of(
         signature: `Signature`. The inputs of the file.
         sample: The user's rows to compare on.
         representative: The user's rows to calibrate on.
-        trained: bool. Whether ranges were trained: no rows are held out then.
+        trained: bool. Whether ranges were trained: every row may then compare.
         chooses: bool. Whether remedies are chosen on rows.
     """
     if representative is None or trained:
