@@ -18,6 +18,7 @@ MODULES = {
     "methods_summary",
     "methods_table",
     "networks",
+    "owners",
     "record",
     "runner",
     "training",
