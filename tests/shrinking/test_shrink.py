@@ -912,13 +912,14 @@ def test_int8_that_loses_too_much_gets_its_remedies(monkeypatch, tmp_path):
     hidden = keras.layers.Dense(64, "relu", name="hidden")
     head = keras.layers.Dense(8, name="head")
     model = keras.Model(inputs, head(hidden(inputs)))
-    scales = np.where(np.arange(64) < 60, 0.002, 1.0)[:, None]
-    weights = hidden.get_weights()
-    hidden.set_weights([weights[0] * scales[:, 0], weights[1]])
-    weights = head.get_weights()
-    head.set_weights(
-        [weights[0] * np.where(scales < 1, 1 / scales, 0.02), weights[1]]
-    )
+    # Drawn by NumPy: the same network on each backend.
+    draws = np.random.default_rng(0)
+    scales = np.where(np.arange(64) < 60, 0.002, 1.0)
+    hidden_kernel = draws.normal(0, 0.15, (16, 64)) * scales
+    hidden.set_weights([hidden_kernel, np.zeros(64)])
+    head_kernel = draws.normal(0, 0.15, (64, 8))
+    head_kernel *= np.where(scales < 1, 1 / scales, 0.02)[:, None]
+    head.set_weights([head_kernel, np.zeros(8)])
     monkeypatch.setattr(Search, "_try_smaller", lambda *arguments: None)
     report = shrink(model, ROWS, tmp_path / "a.tflite", metric="closeness")
     by_name = {trial.name: trial for trial in report.trials}
