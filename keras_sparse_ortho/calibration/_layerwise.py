@@ -1,6 +1,5 @@
 """Trained kernels pruned or refitted layer by layer, on the inputs that calibration data give."""
 
-import contextlib
 import functools
 import pathlib
 from collections.abc import Sequence
@@ -15,17 +14,13 @@ from keras_sparse_ortho._checked_data import (
     warn_of_weights,
 )
 from keras_sparse_ortho._data import first_batches, is_batched, samples
-from keras_sparse_ortho._keras_internals import (
-    VariableOverrides,
-    from_zero_states,
-    warn_user,
-)
-from keras_sparse_ortho._values import placed, without_gradients
+from keras_sparse_ortho._keras_internals import VariableOverrides, warn_user
+from keras_sparse_ortho._values import placed
 from keras_sparse_ortho.calibration._graph_sweep import largest_tensor
 from keras_sparse_ortho.calibration._moments import Moments, samples_in, stop_of
 from keras_sparse_ortho.calibration._recipe import Recipe
 from keras_sparse_ortho.calibration._resume import SavedKernels
-from keras_sparse_ortho.calibration._sweep import CallWalk, sweep
+from keras_sparse_ortho.calibration._sweep import reached_stops, sweep
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.initializers import AnyDraw
 from keras_sparse_ortho.kernels import PrunableWeight
@@ -55,10 +50,7 @@ def measurable(
         stop = stop_of(model, weight, _ignore)
         if stop is not None:
             stops.append(stop)
-    walk = CallWalk(model, batches[:1])
-    with from_zero_states(model), without_gradients():
-        counts = walk.count_calls(stops, contextlib.nullcontext)
-    reached = {stop.path for stop in counts}
+    reached = {stop.path for stop in reached_stops(model, batches[0], stops)}
     measured = [weight for weight in weights if weight.path in reached]
     names = _names([weight for weight in weights if weight not in measured])
     if names and (given or not measured):

@@ -21,6 +21,7 @@ from keras_sparse_ortho.calibration._graph_sweep import (
     CallRecorder,
     GraphWalk,
     LayerCall,
+    Nested,
     Scope,
 )
 from keras_sparse_ortho.errors import NotPrunableError
@@ -241,6 +242,23 @@ def change_each(
                 outputs.extend(map(to_numpy, tensors))
             take(stop, outputs)
             progress.update(done)
+
+
+def reached_stops(
+    model: Any,
+    batch: Nested,
+    stops: Sequence[Any],
+) -> list[Any]:
+    """The stops whose layers a batch calls outside of compiled code, in the order of first calls.
+
+    In a model that computes its graph, one sample of the batch shows it.
+    """
+    with (
+        from_zero_states(model),
+        without_gradients(),
+        _walk_of(model, [batch]) as walk,
+    ):
+        return [*walk.count_calls(stops, contextlib.nullcontext)]
 
 
 @contextlib.contextmanager
