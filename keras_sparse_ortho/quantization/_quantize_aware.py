@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import keras
 import numpy as np
@@ -95,8 +95,7 @@ def plan_quantize_aware(
     layer_changes = {}
     for layer, _ in walk(model, ""):
         if id(layer) in roundings:
-            inputs, output = roundings[id(layer)]
-            layer_changes[layer] = _Rounding(inputs, output, momentum)
+            layer_changes[layer] = _Wrapping(roundings[id(layer)], momentum)
     return Plan(chosen, targets, layer_changes)
 
 
@@ -217,12 +216,23 @@ def _target(
     return Target("masked", full_mask, quantizer=quantizer)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Rounding:
-    """Wraps a layer in a `QuantizeWrapper`; the fields are its arguments."""
+class _Rounded(NamedTuple):
+    """What a layer rounds: of so many inputs those with these numbers, and its output or not."""
 
-    inputs: int
-    output: bool
+    inputs: int = 0
+    numbers: frozenset[int] = frozenset()
+    output: bool = False
+
+
+Roundings: TypeAlias = dict[int, _Rounded]
+"""What layers round, by their `id`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Wrapping:
+    """Wraps a layer in a `QuantizeWrapper`."""
+
+    rounded: _Rounded
     momentum: float
 
     def change(
@@ -231,7 +241,10 @@ class _Rounding:
         formed: keras.layers.Layer | None,
     ) -> keras.layers.Layer:
         body = body_of(layer) if formed is None else formed
-        wrapper = QuantizeWrapper(body, self.inputs, self.output, self.momentum)
+        inputs, numbers, output = self.rounded
+        wrapper = QuantizeWrapper(
+            body, inputs, output, self.momentum, sorted(numbers)
+        )
         wrapper.build()
         return wrapper
 
@@ -328,10 +341,6 @@ _PRODUCTS = (
 )
 
 
-Roundings: TypeAlias = dict[int, tuple[int, bool]]
-"""By `id` of a layer: how many of its inputs are rounded, and whether its output is."""
-
-
 def _place(
     model: keras.Model, left_out: set[int], roundings: Roundings
 ) -> None:
@@ -365,9 +374,10 @@ def _place(
             elif inputs & of_operations:
                 of_operations |= outputs
         elif not isinstance(layer, L.Layer):
-            of_operations |= outputs
+            if not (_is_sum(layer) and is_fused(call, calls, ends)):
+                of_operations |= outputs
         elif id(layer) not in left_out and len(call.outputs) == 1:
-            count, rounds_output = roundings.get(id(layer), (0, False))
+            count, numbers, rounds_output = roundings.get(id(layer), _Rounded())
             if (
                 outputs
                 and fixed_step(inner) is None
@@ -379,13 +389,19 @@ def _place(
                 bool(find_kernels(layer, "")) and not inputs <= rounded
             )
             if needs_rounding or inputs & of_operations:
-                count = len(float_tensors(call.inputs))
+                tensors = float_tensors(call.inputs)
+                count = len(tensors)
+                numbers |= {
+                    number
+                    for number, tensor in enumerate(tensors)
+                    if id(tensor) not in rounded
+                }
             rounds_inside = activation_of(layer) not in (
                 None,
                 *FUSED,
             ) or is_separable(layer)
             if count or rounds_output or rounds_inside:
-                roundings[id(layer)] = count, rounds_output
+                roundings[id(layer)] = _Rounded(count, numbers, rounds_output)
             _place_inside(layer, rounds_output, left_out, roundings)
 
 
@@ -426,7 +442,12 @@ def _place_inside(
         if isinstance(core, _PRODUCTS) and activation_of(core) in FUSED:
             count = 0 if any(core is projection for projection in first) else 1
             is_rounded_outside = core is last and rounds_output
-            roundings.setdefault(id(part), (count, not is_rounded_outside))
+            roundings.setdefault(
+                id(part),
+                _Rounded(
+                    count, frozenset(range(count)), not is_rounded_outside
+                ),
+            )
 
 
 def projections(
@@ -478,8 +499,13 @@ def _is_relu(layer: keras.Operation) -> bool:
     return name in ("Relu", "Relu6") and not isinstance(layer, L.Layer)
 
 
+def _is_sum(layer: keras.Operation) -> bool:
+    """Whether a layer, or an operation, adds or subtracts."""
+    return type(layer).__name__ in ("Add", "Subtract")
+
+
 def is_fused(call: GraphCall, calls: list[GraphCall], ends: set[int]) -> bool:
-    """Whether LiteRT computes a layer and what is behind it in one operation.
+    """Whether LiteRT computes a layer, or a sum, and what is behind it in one operation.
 
     A ReLU that is an operation of the graph, not a layer, counts where a layer reads what it gives,
     and rounds it.
@@ -506,7 +532,7 @@ def is_fused(call: GraphCall, calls: list[GraphCall], ends: set[int]) -> bool:
             isinstance(reader.operation, L.Layer) for reader in next_readers
         ):
             return False
-    if isinstance(layer, L.BatchNormalization | L.Add | L.Subtract):
+    if isinstance(layer, L.BatchNormalization) or _is_sum(layer):
         return _is_relu(behind)
     if activation_of(layer) is not keras.activations.linear:
         return False

@@ -2,7 +2,8 @@
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import keras
@@ -53,7 +54,8 @@ class QuantizeWrapper(LayerWrapper, WrapperBuiltByCalls):
     An activation that LiteRT does not fuse with the product before it (all but linear, ReLU and
     ReLU6) gets rounded inputs, too; so does the pointwise half of a separable convolution, which
     LiteRT computes as two operations. The output of an LSTM has a range around zero, as LiteRT's
-    operator for LSTMs asks for. `inputs` is 0, or the number of the layer's input tensors.
+    operator for LSTMs asks for. `inputs` is 0, or the number of the layer's input tensors, and
+    `rounded` has the numbers of those to round, where others were rounded before; `None` is all.
     """
 
     momentum = 0.99  # its own, also around a BatchNormalization
@@ -64,6 +66,7 @@ class QuantizeWrapper(LayerWrapper, WrapperBuiltByCalls):
         inputs: int = 0,
         output: bool = True,
         momentum: float = 0.99,
+        rounded: Sequence[int] | None = None,
         **kwargs: Any,
     ) -> None:
         if not isinstance(layer, keras.layers.Layer):
@@ -88,8 +91,10 @@ class QuantizeWrapper(LayerWrapper, WrapperBuiltByCalls):
         def rounding(name: str) -> FakeQuantize:
             return FakeQuantize(momentum, name=name, dtype=policy)
 
+        self.input_count = inputs
+        self.rounded_numbers = _checked_numbers(rounded, inputs)
         self.of_inputs = [
-            rounding(f"input_{number}") for number in range(inputs)
+            rounding(f"input_{number}") for number in self.rounded_numbers
         ]
         self.of_output = None
         if output:
@@ -136,15 +141,19 @@ class QuantizeWrapper(LayerWrapper, WrapperBuiltByCalls):
     ) -> tuple[tuple[Nested, ...], dict[str, Nested]]:
         """The arguments of a call with their tensors of floats rounded, each in its range."""
         count = sum(map(_is_float, keras.tree.flatten((args, kwargs))))
-        if count != len(self.of_inputs):
+        if count != self.input_count:
             raise ValueError(
-                f"The layer {self.name!r} has ranges for {len(self.of_inputs)} input tensors. "
+                f"The layer {self.name!r} has ranges for {self.input_count} input tensors. "
                 f"Received: {count}"
             )
-        ranges = iter(self.of_inputs)
+        ranges = dict(zip(self.rounded_numbers, self.of_inputs, strict=True))
+        numbers = itertools.count()
 
         def rounded(x: Nested) -> Nested:
-            return next(ranges)(x) if _is_float(x) else x
+            if not _is_float(x):
+                return x
+            rounding = ranges.get(next(numbers))
+            return x if rounding is None else rounding(x)
 
         arguments: tuple[tuple[Nested, ...], dict[str, Nested]] = (
             keras.tree.map_structure(rounded, (args, kwargs))
@@ -199,9 +208,10 @@ class QuantizeWrapper(LayerWrapper, WrapperBuiltByCalls):
     def wrapper_config(self) -> Config:
         return {
             **keras.layers.Layer.get_config(self),
-            "inputs": len(self.of_inputs),
+            "inputs": self.input_count,
             "output": self.of_output is not None,
             "momentum": self.momentum,
+            "rounded": [*self.rounded_numbers],
         }
 
     # Keras would pass over ranges of a file that the configuration does not have.
@@ -226,6 +236,24 @@ class QuantizeWrapper(LayerWrapper, WrapperBuiltByCalls):
         if not isinstance(layer, keras.layers.Layer):
             layer = restored(layer, custom_objects)
         return cls(**{**config, "layer": layer})
+
+
+def _checked_numbers(
+    rounded: Sequence[int] | None, inputs: int
+) -> tuple[int, ...]:
+    """The numbers of the input tensors to round, out of so many; `None` is all of them."""
+    if rounded is None:
+        return tuple(range(inputs))
+    numbers = list(rounded)
+    are_inputs = all(
+        type(number) is int and 0 <= number < inputs for number in numbers
+    )
+    if not are_inputs or numbers != sorted(set(numbers)):
+        raise ValueError(
+            "`rounded` must have numbers of input tensors, from 0 to `inputs` - 1 and in order. "
+            f"Received: rounded={as_text(rounded)}, inputs={inputs}"
+        )
+    return tuple(numbers)
 
 
 def innermost(layer: Any) -> Any:

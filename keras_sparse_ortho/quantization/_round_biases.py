@@ -177,9 +177,15 @@ def _steps_of_inputs(
 ) -> list[float | None]:
     """The steps of the inputs of a call, rounded by the layer itself or before."""
     layer = call.operation
-    if isinstance(layer, QuantizeWrapper) and layer.of_inputs:
-        return [rounding.step() for rounding in layer.of_inputs]
-    return [steps.get(id(tensor)) for tensor in float_tensors(call.inputs)]
+    input_steps = [
+        steps.get(id(tensor)) for tensor in float_tensors(call.inputs)
+    ]
+    if isinstance(layer, QuantizeWrapper):
+        for number, rounding in zip(
+            layer.rounded_numbers, layer.of_inputs, strict=True
+        ):
+            input_steps[number] = rounding.step()
+    return input_steps
 
 
 def _common(steps: list[float | None]) -> float | None:

@@ -291,6 +291,25 @@ def test_groups_of_uneven_blocks_compute_in_the_range_of_their_layer(tmp_path):
     assert not any("hidden" in path for path in report.kept)
 
 
+def gated():
+    """Squeeze and excite of MobileNetV3, whose hard sigmoid is made of operations."""
+    x = inputs = keras.Input((8, 8, 3))
+    x = L.Conv2D(8, 3, activation="relu", name="hidden")(x)
+    gate = L.GlobalAveragePooling2D(keepdims=True)(x)
+    gate = L.Conv2D(8, 1)(gate)
+    gate = L.ReLU(6.0)(gate + 3.0) * (1.0 / 6.0)
+    x = L.GlobalAveragePooling2D()(L.Multiply()([x, gate]))
+    return keras.Model(inputs, L.Dense(6, name="head")(x))
+
+
+def test_gates_of_operations_compute_in_integers(tmp_path):
+    model, x = trained(gated, "int8")
+    report = exported(model, tmp_path / "m.tflite", sample=x[:64])
+    assert not report.in_floats
+    assert_few_roundings_differ(report, model, x[:64])
+    assert {kind for _, kind in operations(report.path)[:-1]} == {np.int8}
+
+
 @pytest.mark.slow
 def test_files_of_floats_round_as_keras_does(tmp_path):
     model, x = trained(mlp, "int8")

@@ -73,6 +73,18 @@ def rounded(model):
     }
 
 
+def squeeze_and_excite():
+    """A gate as MobileNetV3 has it: a hard sigmoid from operations, times the channels."""
+    inputs = keras.Input((8, 8, 3))
+    x = L.Conv2D(8, 3, activation="relu", name="first")(inputs)
+    gate = L.GlobalAveragePooling2D(keepdims=True, name="squeeze")(x)
+    gate = L.Conv2D(8, 1, name="excite")(gate)
+    gate = L.ReLU(6.0, name="hard")(gate + 3.0) * (1.0 / 6.0)
+    x = L.Multiply(name="gated")([x, gate])
+    x = L.GlobalAveragePooling2D(name="mean")(x)
+    return keras.Model(inputs, L.Dense(4, name="head")(x))
+
+
 def fit(model, shape, epochs=1, initial_epoch=0):
     rng = np.random.default_rng(0)
     x, y = (
@@ -112,6 +124,18 @@ def test_roundings_are_where_litert_has_tensors():
         "mean": (0, False, True),
         "head": (0, True, False),
     }
+    gated = quantize_aware(squeeze_and_excite())
+    assert rounded(gated) == {
+        "first": (1, False, True),
+        "squeeze": (0, False, True),
+        "excite": (0, False, True),
+        "hard": (0, False, True),
+        "gated": (1, False, True),
+        "mean": (0, False, True),
+        "head": (0, False, True),
+    }
+    # The channels have a range, the gate comes from an operation.
+    assert gated.get_layer("gated").rounded_numbers == (1,)
 
 
 @slow_where_traced
@@ -357,6 +381,11 @@ def test_refusals():
         {"inputs": 10**9},
         {"inputs": -1},
         {"inputs": True},
+        {"inputs": 2, "rounded": [2]},
+        {"inputs": 2, "rounded": [1, 0]},
+        {"inputs": 2, "rounded": [1, 1]},
+        {"inputs": 2, "rounded": [True]},
+        {"inputs": 2, "rounded": "1"},
     ],
 )
 def test_configurations_that_are_none_are_refused(change):
