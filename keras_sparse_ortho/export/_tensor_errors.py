@@ -34,6 +34,7 @@ Batch = dict[str, np.ndarray]
 """Inputs by name."""
 
 _LOWEST, _LEVELS = -128, 255  # of int8
+_WITH_POLES = ("DIV", "LOG", "RSQRT")
 
 
 def named_errors(
@@ -103,9 +104,31 @@ def tensor_errors(
                 )
     for index, operators in rounded_tensors(plan).items():
         name = name_of(graph.tensors[index])
-        with rounded_tensor(plan, index, plan.ranges[name]):
+        with contextlib.ExitStack() as stack:
+            for touched in (index, *_limited_results(plan, index)):
+                bounds = plan.ranges[name_of(graph.tensors[touched])]
+                stack.enter_context(rounded_tensor(plan, touched, bounds))
             measure("activations", name, operators, 0)
     return errors
+
+
+def _limited_results(plan: IntegerPlan, index: int) -> list[int]:
+    """The outputs of operations with a pole that read a tensor.
+
+    Of an entry that is rounded to 0 they are infinite in floats. In integers they end with their
+    range, as they do where they are rounded, too.
+    """
+    graph = plan.model.subgraphs[0]
+    results = []
+    for operator in graph.operators:
+        if index not in map(int, operator.inputs):
+            continue
+        if kind_of(plan.model, operator) not in _WITH_POLES:
+            continue
+        (result,) = map(int, operator.outputs)
+        if name_of(graph.tensors[result]) in plan.ranges:
+            results.append(result)
+    return results
 
 
 def rounded_tensors(plan: IntegerPlan) -> dict[int, list[OperatorT]]:

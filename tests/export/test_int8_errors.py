@@ -81,6 +81,24 @@ def test_the_table_names_layers_and_adds_up(errors):
     assert text.splitlines()[-1].endswith(f" {errors.file_error:.2g}")
 
 
+def test_variances_that_round_to_zero_lose_a_finite_part():
+    """`1 / sqrt(0)` is infinite in floats, and the end of the range in integers."""
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential(
+        [
+            keras.Input((16,)),
+            L.LayerNormalization(epsilon=1e-9, name="norm"),
+            L.Dense(4, name="head"),
+        ]
+    )
+    rows = np.random.default_rng(0).normal(size=(64, 16)).astype("float32")
+    rows[::2] *= 0.01
+    errors = int8_errors(model, rows)
+    assert all(np.isfinite(tensor.error) for tensor in errors.tensors)
+    worst = max(errors.tensors, key=lambda tensor: tensor.error)
+    assert worst.layer == "norm"
+
+
 def test_the_plot_has_a_bar_for_each_layer(errors):
     pytest.importorskip("matplotlib")
     (axes,) = errors.plot().axes
