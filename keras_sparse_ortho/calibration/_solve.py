@@ -4,7 +4,6 @@ Arrays hold `M` matrices: kernels, scores and masks `(M, k, outputs)`, Gram matr
 the layer's inputs `(M, k, k)` in float64, or `(1, k, k)` where all matrices have the same inputs.
 """
 
-import functools
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -17,12 +16,13 @@ from keras_sparse_ortho.calibration._patterns import Blocks, Entries, Pattern
 DAMPING = 0.01
 AIM = 0.5
 ITERATIONS = 64
-_MORE = 128  # of kernels with at most 256 inputs
+_FEW = 256  # inputs of a kernel
+_MORE = 128  # iterations for few inputs
 _RELAXATION = 1.5  # the errors of twice the iterations at 1.0
 _SETTLED = 1e-3  # changed entries of a mask that is final
 _FIRST_RATE = 0.01
 _LAST_RATE = 3.0
-_EACH = 4  # iterations with one penalty, for which an inverse takes half of the products
+_EACH = 4  # iterations with one penalty, whose matrix is factored once
 EXTRA = (0.0, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 """More damping, for the unit diagonal of `H`; held-out rows choose."""
 
@@ -85,7 +85,7 @@ def obs(
             ),
         )
     problem = RefitProblem(kernel, moments, pattern)
-    iterations = ITERATIONS if kernel.shape[1] > 256 else _MORE
+    iterations = ITERATIONS if kernel.shape[1] > _FEW else _MORE
     # Their mask cannot follow few rows, its values can.
     if isinstance(pattern, Blocks):
         start = problem.pruned(count, 0.0, iterations)
@@ -312,8 +312,9 @@ class RefitProblem:
         """
         extra = np.float32(damping)
         full = self.full.astype(np.float32)
-        target = self.normal.astype(np.float32) @ full + extra * full
-        step = _PenaltyStep(self._spectrum, extra, outputs=full.shape[-1])
+        normal = self.normal.astype(np.float32)
+        target = normal @ full + extra * full
+        step = _PenaltyStep(normal, extra, outputs=full.shape[-1])
         mask = self.pattern.largest(full * full, count)
         values = full * mask
         multipliers = np.zeros_like(full)  # `U/r`
@@ -345,39 +346,65 @@ class RefitProblem:
         mask = self.pattern.largest(moved * moved, count)
         return Solution(moved * mask, mask)
 
-    @functools.cached_property
-    def _spectrum(self) -> tuple[Array, Array]:
-        roots, axes = np.linalg.eigh(self.normal.astype(np.float32))
-        return roots, axes
-
 
 class _PenaltyStep:
-    """`(H + extra I + r I)^-1 B`, by the inverse where it pays for several calls with one `r`."""
+    """`(H + extra I + r I)^-1 B` in float32, factored once for all calls with one `r`.
+
+    One matrix is factored by Cholesky. With the inverse products take half of the time, so it pays
+    for many outputs.
+
+    Args:
+        normal: array `(M, k, k)`. `H`.
+        extra: float. More damping.
+        outputs: int. Columns of `B`.
+    """
 
     def __init__(
         self,
-        spectrum: tuple[Array, Array],
+        normal: Array,
         extra: np.floating,
         outputs: int,
     ) -> None:
-        roots, self._axes = spectrum
-        self._roots = roots[..., None] + extra
-        self._turned = np.swapaxes(self._axes, -1, -2)
-        self._inverts = roots.shape[-1] <= _EACH * outputs
-        self._rate: np.floating = np.float32(0.0)
-        self._inverse = self._axes
+        self._normal = normal
+        self._extra = extra
+        self._is_single = len(normal) == 1
+        self._inverts = normal.shape[-1] <= _EACH * outputs
+        self._rate: np.floating | None = None
+        self._inverse: Array | None = None
+        self._factor = normal
 
     def __call__(
         self,
         right: Array,
         rate: np.floating,
     ) -> Array:
-        if not self._inverts:
-            return self._axes @ ((self._turned @ right) / (self._roots + rate))
         if rate != self._rate:
-            self._inverse = self._axes @ (self._turned / (self._roots + rate))
             self._rate = rate
-        return self._inverse @ right
+            self._prepare(rate)
+        if self._inverse is not None:
+            return self._inverse @ right
+        solution, _ = scipy.linalg.lapack.spotrs(
+            self._factor, right[0], lower=True
+        )
+        return np.ascontiguousarray(solution)[None]
+
+    def _prepare(self, rate: np.floating) -> None:
+        """Makes the factor of Cholesky, or the inverse."""
+        shifted = self._normal.copy()
+        diagonal = np.arange(shifted.shape[-1])
+        shifted[:, diagonal, diagonal] += self._extra + rate
+        self._inverse = None
+        if not self._is_single:
+            self._inverse = np.linalg.inv(shifted)
+            return
+        self._factor, failed = scipy.linalg.lapack.spotrf(
+            shifted[0], lower=True
+        )
+        if failed:  # rounding has made an eigenvalue negative
+            self._inverse = np.linalg.inv(shifted)
+        elif self._inverts:
+            lower, _ = scipy.linalg.lapack.spotri(self._factor, lower=True)
+            self._inverse = (np.tril(lower) + np.tril(lower, -1).T)[None]
 
 
 def _by_line(
