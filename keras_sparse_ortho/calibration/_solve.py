@@ -16,8 +16,8 @@ from keras_sparse_ortho.calibration._patterns import Blocks, Entries, Pattern
 DAMPING = 0.01
 AIM = 0.5
 ITERATIONS = 64
-_FEW = 256  # inputs of a kernel
-_MORE = 128  # iterations for few inputs
+_SMALL_KERNEL = 256  # inputs
+_ITERATIONS_OF_SMALL = 128
 _RELAXATION = 1.5  # the errors of twice the iterations at 1.0
 _SETTLED = 1e-3  # changed entries of a mask that is final
 _FIRST_RATE = 0.01
@@ -85,7 +85,9 @@ def obs(
             ),
         )
     problem = RefitProblem(kernel, moments, pattern)
-    iterations = ITERATIONS if kernel.shape[1] > _FEW else _MORE
+    iterations = (
+        ITERATIONS if kernel.shape[1] > _SMALL_KERNEL else _ITERATIONS_OF_SMALL
+    )
     # Their mask cannot follow few rows, its values can.
     if isinstance(pattern, Blocks):
         start = problem.pruned(count, 0.0, iterations)
@@ -338,8 +340,9 @@ class RefitProblem:
             mask = self.pattern.largest(moved * moved, count, last=False)
             values = moved * mask
             multipliers = moved - values
-            changed = np.count_nonzero(mask != previous_mask)
-            settled = settled + 1 if changed <= _SETTLED * mask.size else 0
+            settled += 1
+            if np.count_nonzero(mask != previous_mask) > _SETTLED * mask.size:
+                settled = 0
             # Masks rest at small penalties, too, before entries compete.
             if settled >= _EACH and 3 * number > iterations:
                 break
@@ -416,10 +419,10 @@ def _by_line(
     inverse = np.zeros_like(hessian)
     matrices = np.arange(len(hessian))
     for line in lines:
-        at = np.ix_(matrices, line, line)
-        lower = np.linalg.cholesky(hessian[at])
-        upper[at] = np.swapaxes(lower, -1, -2)
-        inverse[at] = np.linalg.inv(upper[at])
+        square = np.ix_(matrices, line, line)
+        lower = np.linalg.cholesky(hessian[square])
+        upper[square] = np.swapaxes(lower, -1, -2)
+        inverse[square] = np.linalg.inv(upper[square])
     return upper, inverse
 
 
@@ -521,11 +524,11 @@ def _refit_directly(
         hessian = normal[matrix % len(normal)]
         for outputs in groups:
             live = np.flatnonzero(mask[matrix, :, outputs[0]])
-            at = np.ix_(live, outputs)
+            entries = np.ix_(live, outputs)
             square = np.ix_(live, live)
             if live.size:
-                values[matrix][at] = _solve_positive(
-                    hessian[square], target[matrix][at]
+                values[matrix][entries] = _solve_positive(
+                    hessian[square], target[matrix][entries]
                 )
     return values
 

@@ -245,10 +245,10 @@ def change_each(
 
 
 def reached_stops(
-    model: Any,
+    model: keras.Model,
     batch: Nested,
-    stops: Sequence[Any],
-) -> list[Any]:
+    stops: Sequence[Stop],
+) -> list[Stop]:
     """The stops whose layers a batch calls outside of compiled code, in the order of first calls.
 
     In a model that computes its graph, one sample of the batch shows it.

@@ -115,7 +115,7 @@ def tensor_errors(
 def _limited_results(plan: IntegerPlan, index: int) -> list[int]:
     """The outputs of operations with a pole that read a tensor.
 
-    Of an entry that is rounded to 0 they are infinite in floats. In integers they end with their
+    They are infinite in floats where an entry is rounded to 0. In integers they end with their
     range, as they do where they are rounded, too.
     """
     graph = plan.model.subgraphs[0]

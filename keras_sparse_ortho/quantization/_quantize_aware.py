@@ -217,7 +217,7 @@ def _target(
 
 
 class _Rounded(NamedTuple):
-    """What a layer rounds: of so many inputs those with these numbers, and its output or not."""
+    """The roundings of a layer: of so many inputs those with these numbers, and of its output."""
 
     inputs: int = 0
     numbers: frozenset[int] = frozenset()
@@ -225,7 +225,7 @@ class _Rounded(NamedTuple):
 
 
 Roundings: TypeAlias = dict[int, _Rounded]
-"""What layers round, by their `id`."""
+"""The roundings of layers, by their `id`."""
 
 
 @dataclasses.dataclass(frozen=True)
