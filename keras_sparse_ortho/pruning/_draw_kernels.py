@@ -37,6 +37,7 @@ from keras_sparse_ortho.pruning._planning import (
     BudgetLike,
     plan_for,
 )
+from keras_sparse_ortho.pruning._relu_chain import mirrored_chain
 
 
 def draw_kernels(
@@ -64,13 +65,15 @@ def draw_kernels(
     """
     base_seed = check_seed(seed)
     patterns = _patterns(weights, pattern, structure)
+    by_name = pattern == "exact_orthogonal"
+    has_structure = any(map(_structure_of, patterns.values()))
+    if by_name and density is not None and not has_structure:
+        patterns |= mirrored_chain(model, weights, patterns, density)
     patterns |= mirrored_ends(model, weights, patterns)
     if base_seed is None:
         base_seed = random.randrange(2**31)
     gains = AutoGains(model, weights)
-    patterns |= gains.before_normalization(
-        patterns, pattern == "exact_orthogonal"
-    )
+    patterns |= gains.before_normalization(patterns, by_name)
     automatic_paths = {
         path for path in patterns if _gain_of(patterns[path]) == "auto"
     }

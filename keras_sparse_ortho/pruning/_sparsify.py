@@ -148,7 +148,9 @@ def sparsify(
             kernels before normalization get the norm of the layer's own initializer under the same
             mask, and those of convolutions are orthogonal as `(taps * in, out)`, as with
             `ExactOrthogonal(gain="auto")`; all others have gain 1, at the center tap. In
-            subclassed models a symbolic call shows what follows a kernel.
+            subclassed models a symbolic call shows what follows a kernel. If at least 30 kernels of
+            a functional model follow each other, with ReLUs alone in between, they are drawn as
+            with `ExactOrthogonal(gain="auto", mirrored=True)`, where widths and density allow it.
         structure: `Block` or `NByM` for every selected kernel, or a short form: `"2:4"`, `"16x1"`,
             `(16, 1)`. With `storage="blocks"` the size of blocks, which are regular.
         seed: int, or `None` for a new one at each call (from Python's `random`, which
