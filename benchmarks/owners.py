@@ -48,8 +48,10 @@ class AudioFrontendLayer(keras.layers.Layer):
             layer.build((None, 1, _FRAMES, _MELS))
 
     def call(self, spectrogram: Any) -> Any:
-        x = ops.transpose(spectrogram, (0, 3, 2, 1))
-        x = ops.pad(x, ((0, 0), (0, 0), (0, 0), (0, self._padding)))
+        # In front of the transposition: TensorFlow 2.21 with oneDNN fuses a padding of channels
+        # with the convolution behind it, and then does not pad.
+        x = ops.pad(spectrogram, ((0, 0), (0, self._padding), (0, 0), (0, 0)))
+        x = ops.transpose(x, (0, 3, 2, 1))
         mel = ops.relu(self.mel_mixer(x))
         y = self._pwl_k0_dw(mel)
         branches = zip(self._pwl_shift_dws, self._pwl_k_dws, strict=True)
