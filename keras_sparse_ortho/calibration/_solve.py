@@ -353,8 +353,8 @@ class RefitProblem:
 class _PenaltyStep:
     """`(H + extra I + r I)^-1 B` in float32, factored once for all calls with one `r`.
 
-    One matrix is factored by Cholesky. With the inverse products take half of the time, so it pays
-    for many outputs.
+    One matrix is factored by Cholesky. Products with its inverse take half of the time, so it pays
+    to invert for many outputs.
 
     Args:
         normal: array `(M, k, k)`. `H`.

@@ -244,11 +244,12 @@ def _checked_numbers(
     """The numbers of the input tensors to round, out of so many; `None` is all of them."""
     if rounded is None:
         return tuple(range(inputs))
-    numbers = list(rounded)
+    is_list = isinstance(rounded, list | tuple)
+    numbers = list(rounded) if is_list else []
     are_inputs = all(
         type(number) is int and 0 <= number < inputs for number in numbers
     )
-    if not are_inputs or numbers != sorted(set(numbers)):
+    if not is_list or not are_inputs or numbers != sorted(set(numbers)):
         raise ValueError(
             "`rounded` must have numbers of input tensors, from 0 to `inputs` - 1 and in order. "
             f"Received: rounded={as_text(rounded)}, inputs={inputs}"

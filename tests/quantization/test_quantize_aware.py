@@ -386,6 +386,7 @@ def test_refusals():
         {"inputs": 2, "rounded": [1, 1]},
         {"inputs": 2, "rounded": [True]},
         {"inputs": 2, "rounded": "1"},
+        {"inputs": 2, "rounded": 1},
     ],
 )
 def test_configurations_that_are_none_are_refused(change):
