@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import keras
 
@@ -24,6 +24,7 @@ from keras_sparse_ortho.errors import (
     LiteRTFileError,
     NotPrunableError,
 )
+from keras_sparse_ortho.export import REMEDIES
 from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.models import prunable_weights
 from keras_sparse_ortho.pruning import prune
@@ -43,6 +44,7 @@ from keras_sparse_ortho.shrinking._trials import (
 )
 
 _ROUTE = "int8"
+_LITTLE = 0.01  # of the score, below which integers need no remedy
 _FITTINGS = 8  # networks that are narrowed to find the widest one
 _FITTING_SHARE = (
     0.5  # of the time, for these if one of them fits; the rest trains it
@@ -163,6 +165,8 @@ class MicroSearch:
         """Makes the files that the time allows."""
         trials = self._trials
         dense = trials.export("dense", trials.model, _ROUTE, time.monotonic())
+        if trials.seconds > 0:
+            self._try_remedies(dense)
         is_enough = dense.micro is None or trials.fits(dense)
         if is_enough or trials.seconds <= 0:
             return
@@ -176,6 +180,27 @@ class MicroSearch:
                 self._train(widest)
         if self._device.max_flash is not None:
             self._pack(dense.micro, table, costs)
+
+    def _try_remedies(self, dense: Trial) -> None:
+        """Makes the dense file better where its integers lose much, without floats.
+
+        Smaller networks get the remedy of least loss, too.
+        """
+        trials = self._trials
+        if dense.micro is None or dense.lost <= _LITTLE:
+            return
+        least = dense.lost
+        best: dict[str, Any] = {}
+        for remedy in REMEDIES:
+            if remedy.floats is not None or trials.is_late():
+                continue
+            trials.remedy = remedy.options
+            name = f"dense, {remedy.name}"
+            trial = trials.export(name, trials.model, _ROUTE, time.monotonic())
+            if trial.micro is not None and trial.lost < least:
+                least = trial.lost
+                best = remedy.options
+        trials.remedy = best
 
     # --- widths -----------------------------------------------------------------------------------
 

@@ -33,6 +33,7 @@ from keras_sparse_ortho.shrinking import (
     least_loss,
     shrink,
 )
+from tests.shrinking import networks
 
 L = keras.layers
 ROWS = np.random.default_rng(0).normal(size=(64, 8)).astype("float32")
@@ -451,6 +452,30 @@ def test_a_dense_file_within_the_limits_is_enough(tmp_path):
         **limits,
     )
     assert path.with_suffix(".tflite").read_bytes()[4:8] == b"TFL3"
+
+
+@pytest.mark.tensorflow_only
+def test_integers_that_lose_much_get_remedies_without_floats(tmp_path):
+    rows = np.random.default_rng(0).normal(size=(64, 16)).astype("float32")
+    report = shrink(
+        networks.uneven(),
+        rows,
+        tmp_path / "model.h",
+        target="micro",
+        max_flash=10**6,
+        minutes=9,
+        metric="closeness",
+        arena=lambda array: 500,
+    )
+    lost = {trial.name: trial.lost for trial in report.trials}
+    assert [*lost] == [
+        "dense",
+        "dense, fitted ranges",
+        "dense, fitted ranges, equalized channels",
+    ]
+    assert report.taken.name == "dense, fitted ranges, equalized channels"
+    assert report.taken.lost < 0.1 * lost["dense"]
+    assert not report.taken.in_floats
 
 
 @pytest.mark.tensorflow_only

@@ -32,6 +32,7 @@ from keras_sparse_ortho.shrinking import (
     shrink,
     width_table,
 )
+from tests.shrinking import networks
 
 SOFTMAX = OutputKind("softmax", "classes")
 SIGMOID = OutputKind("sigmoid", "bits")
@@ -906,20 +907,7 @@ def test_lstms_are_tried_as_the_fused_operator(tmp_path):
 
 
 def test_int8_that_loses_too_much_gets_its_remedies(monkeypatch, tmp_path):
-    """Channels of a hundredth of the others decide, and one scale of int8 holds both kinds."""
-    keras.utils.set_random_seed(0)
-    inputs = keras.Input((16,))
-    hidden = keras.layers.Dense(64, "relu", name="hidden")
-    head = keras.layers.Dense(8, name="head")
-    model = keras.Model(inputs, head(hidden(inputs)))
-    # Drawn by NumPy: the same network on each backend.
-    draws = np.random.default_rng(0)
-    scales = np.where(np.arange(64) < 60, 0.002, 1.0)
-    hidden_kernel = draws.normal(0, 0.15, (16, 64)) * scales
-    hidden.set_weights([hidden_kernel, np.zeros(64)])
-    head_kernel = draws.normal(0, 0.15, (64, 8))
-    head_kernel *= np.where(scales < 1, 1 / scales, 0.02)[:, None]
-    head.set_weights([head_kernel, np.zeros(8)])
+    model = networks.uneven()
     monkeypatch.setattr(Search, "_try_smaller", lambda *arguments: None)
     report = shrink(model, ROWS, tmp_path / "a.tflite", metric="closeness")
     by_name = {trial.name: trial for trial in report.trials}
