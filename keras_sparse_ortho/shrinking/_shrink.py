@@ -61,7 +61,8 @@ def shrink(
 
     Dense files come first, in float16 and in integers, those of LSTMs with the fused operator, too.
     Where static int8 loses too much, its remedies follow, the cheapest first: fitted ranges,
-    equalized channels, a stretch in floats (see `export_litert`). Then `shrink` looks for widths:
+    equalized channels, a stretch in floats (see `export_litert`). A microcontroller gets those
+    without floats. Then `shrink` looks for widths:
     `widths` measures what each group of channels is worth, and a bisection finds the smallest
     network within the limit, a plain Keras model with fewer channels (`narrow`). With 1,500
     examples and more, a network near the limit learns the dense model's outputs
