@@ -44,7 +44,7 @@ from keras_sparse_ortho.shrinking._trials import (
 )
 
 _ROUTE = "int8"
-_LITTLE = 0.01  # of the score, below which integers need no remedy
+_SMALL_LOSS = 0.01  # of the score, below which integers need no remedy
 _FITTINGS = 8  # networks that are narrowed to find the widest one
 _FITTING_SHARE = (
     0.5  # of the time, for these if one of them fits; the rest trains it
@@ -187,20 +187,20 @@ class MicroSearch:
         Smaller networks get the remedy of least loss, too.
         """
         trials = self._trials
-        if dense.micro is None or dense.lost <= _LITTLE:
+        if dense.micro is None or dense.lost <= _SMALL_LOSS:
             return
-        least = dense.lost
-        best: dict[str, Any] = {}
+        lowest_loss = dense.lost
+        options: dict[str, Any] = {}
         for remedy in REMEDIES:
             if remedy.floats is not None or trials.is_late():
                 continue
             trials.remedy = remedy.options
             name = f"dense, {remedy.name}"
             trial = trials.export(name, trials.model, _ROUTE, time.monotonic())
-            if trial.micro is not None and trial.lost < least:
-                least = trial.lost
-                best = remedy.options
-        trials.remedy = best
+            if trial.micro is not None and trial.lost < lowest_loss:
+                lowest_loss = trial.lost
+                options = remedy.options
+        trials.remedy = options
 
     # --- widths -----------------------------------------------------------------------------------
 
