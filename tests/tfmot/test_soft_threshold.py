@@ -155,7 +155,7 @@ def test_regularizers_and_constraints_act_on_raw_weights(tf_keras):
 
 def test_mixed_precision(tf_keras, sparsity):
     dense = network(tf_keras, dtype="mixed_bfloat16")
-    model = kso.tfmot.prune_with_soft_threshold(dense, s_init=-3.0)
+    model = kso.tfmot.prune_with_soft_threshold(dense, s_init=-2.0)
     [hidden, _] = states(model)
     assert hidden.raw.dtype == "float32"
     assert model.layers[0](X).dtype == "bfloat16"
