@@ -66,10 +66,8 @@ def draw_kernels(
     base_seed = check_seed(seed)
     patterns = _patterns(weights, pattern, structure)
     by_name = pattern == "exact_orthogonal"
-    has_structure = any(map(_structure_of, patterns.values()))
-    if by_name and density is not None and not has_structure:
-        patterns |= mirrored_chain(model, weights, patterns, density)
-    patterns |= mirrored_ends(model, weights, patterns)
+    default_density = density if by_name else None
+    patterns |= _mirrored(model, weights, patterns, default_density)
     if base_seed is None:
         base_seed = random.randrange(2**31)
     gains = AutoGains(model, weights)
@@ -112,6 +110,28 @@ def draw_kernels(
     gains.warn_of_guesses(draws, automatic_paths)
     _warn_of_dead_outputs(dead)
     return draws
+
+
+def _mirrored(
+    model: keras.Model,
+    weights: list[PrunableWeight],
+    patterns: Mapping[str, SparseInitializer],
+    default_density: float | None,
+) -> dict[str, SparseInitializer]:
+    """The patterns of a chain that is mirrored by default, else those at the ends of a model.
+
+    Args:
+        model: Model of the weights.
+        weights: list of `PrunableWeight` to draw.
+        patterns: dict of initializers by path.
+        default_density: The density, where the default may choose; else `None`.
+    """
+    has_structure = any(map(_structure_of, patterns.values()))
+    if default_density is not None and not has_structure:
+        chain = mirrored_chain(model, weights, patterns, default_density)
+        if chain:
+            return chain
+    return mirrored_ends(model, weights, patterns)
 
 
 def _gain_of(initializer: SparseInitializer) -> object:
