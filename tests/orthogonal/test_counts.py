@@ -89,6 +89,25 @@ def test_largest_mask_is_exact_and_breaks_ties_to_the_left(size, dtype, data):
     np.testing.assert_array_equal(largest_mask(values, count), expected)
 
 
+@pytest.mark.parametrize("kind", ["normal", "sparse", "equal", "by column"])
+def test_the_largest_of_many_values_are_exact(kind):
+    """A sample says where to look; where it misleads, all values are ranked."""
+    rng = np.random.default_rng(0)
+    scores = [rng.normal(size=shape) ** 2 for shape in ((300, 256), (64, 64))]
+    if kind == "sparse":
+        scores = [score * (rng.random(score.shape) < 0.3) for score in scores]
+    if kind == "equal":
+        scores = [np.round(4.0 * score) for score in scores]
+    if kind == "by column":  # a sample in steps of the width sees one column
+        scores = [score * np.arange(score.shape[1]) ** 4 for score in scores]
+    flat = np.concatenate([score.ravel() for score in scores])
+    order = np.argsort(-flat, kind="stable")
+    for count in (1, 100, flat.size // 3, flat.size - 1):
+        masks = largest_masks(scores, count)
+        joined = np.concatenate([mask.ravel() for mask in masks])
+        assert set(np.flatnonzero(joined)) == set(order[:count])
+
+
 def test_largest_mask_refuses():
     with pytest.raises(ValueError, match=r"in \[0, 3\]. Received: count=4"):
         largest_mask(np.ones(3), 4)
