@@ -83,31 +83,29 @@ class SynFlow(ModelScore):
         size = sum(weight.size for weight in weights)
         layouts = [weight.layout for weight in weights]
         values = [
-            np.abs(weight.raw_value()).astype("float64") for weight in weights
+            np.ascontiguousarray(np.abs(weight.raw_value()), "float64")
+            for weight in weights
         ]
         masks = [np.ones(weight.shape, dtype=bool) for weight in weights]
-        scores = values
+        scores = [value.copy() for value in values]
         variables = [weight.variable for weight in weights]
         with _synaptic_flow(model, variables) as gradient:
             for number in range(1, rounds + 1):
                 flow, slopes = gradient(values)
                 _check_flow(flow, slopes, number)
-                scores = [
-                    np.where(mask, value * slope, score_when_removed)
-                    for mask, value, slope, score_when_removed in zip(
-                        masks, values, slopes, scores, strict=True
-                    )
-                ]
+                for score, value, slope, mask in zip(
+                    scores, values, slopes, masks, strict=True
+                ):
+                    np.multiply(value, slope, out=score, where=mask)
                 if number == rounds:
                     break
                 count = live_count(density ** (number / rounds), size)
                 next_masks = floored_masks(scores, layouts, count)
-                _move_below_zero(scores, masks, next_masks, number - rounds)
+                removed = _removed_places(masks, next_masks)
+                _move_below_zero(scores, removed, number - rounds)
+                for value, places in zip(values, removed, strict=True):
+                    value.reshape(-1)[places] = 0.0
                 masks = next_masks
-                values = [
-                    value * mask
-                    for value, mask in zip(values, masks, strict=True)
-                ]
         return scores
 
 
@@ -120,16 +118,31 @@ def _check_flow(flow: float, slopes: list[Array], number: int) -> None:
         )
 
 
+def _removed_places(masks: list[Array], next_masks: list[Array]) -> list[Array]:
+    """The flat places of the entries of each kernel that a round removes."""
+    removed = []
+    for mask, next_mask in zip(masks, next_masks, strict=True):
+        is_removed = np.ravel(mask & ~next_mask)
+        removed.append(np.flatnonzero(is_removed))
+    return removed
+
+
 def _move_below_zero(
-    scores: list[Array], masks: list[Array], next_masks: list[Array], start: int
+    scores: list[Array], removed: list[Array], start: int
 ) -> None:
-    """Moves the scores of entries that a round removes to [start, start + 1/2], in order."""
+    """Moves the scores of entries that a round removes to [start, start + 1/2], in order.
+
+    Args:
+        scores: Contiguous arrays, which change.
+        removed: The flat places of the entries, by array.
+        start: int below 0.
+    """
     highest = max(float(score.max()) for score in scores)
     if highest == 0.0:
         highest = 1.0
-    for score, mask, next_mask in zip(scores, masks, next_masks, strict=True):
-        removed = np.nonzero(mask & ~next_mask)
-        score[removed] = start + score[removed] / (2 * highest)
+    for score, places in zip(scores, removed, strict=True):
+        flat = score.reshape(-1)
+        flat[places] = start + flat[places] / (2 * highest)
 
 
 @other_keywords
