@@ -30,7 +30,7 @@ _PRODUCT_ROWS = 2**13
 _FEW_ENTRIES = 2**16  # of inputs, for which float32 would save no time
 _SAFE = 1e12  # squares of entries from its inverse up to it are in the range of float32
 _ROWS_AN_INPUT = 32
-_FEWEST_ROWS = 2**13
+_FEWEST_ROWS = 2**11
 
 Solve = Callable[["Moments", "Moments"], None]
 """Solves a kernel on the moments of used and of held-out rows."""
@@ -65,7 +65,7 @@ class GramStop:
     """Sums the moments of a layer's rows for `solve(used, held_out)`; a quarter is held out.
 
     Positions of a convolution are drawn where they are many more than a kernel has `k` inputs:
-    `32 k` in all samples together, at least 8192. Each sample gives as many, which the seed 0
+    `32 k` in all samples together, at least 2048. Each sample gives as many, which the seed 0
     draws. On a CNN for digits the mean error of OBS stays, and varies by a tenth
     (benchmarks/results/positions.md).
 

@@ -89,23 +89,22 @@ class ConvolutionRows(Rows):
         inputs = self._inputs_of_taps(x)
         inputs_of_samples = inputs[None] if chosen is None else inputs[chosen]
         size = math.prod(x.shape[1:-1])
-        firsts = size * np.arange(samples)[:, None, None]
-        places = inputs_of_samples + firsts
+        firsts = size * np.arange(samples)[:, None, None] - 1
+        places = (inputs_of_samples + firsts).ravel()
         by_pixel = x.reshape(samples * size, channels)
-        has_padding = inputs.min() == _PADDING
-        if has_padding:
-            zeros = np.zeros((1, channels), x.dtype)
-            by_pixel = np.concatenate([zeros, by_pixel])
-            places = np.where(inputs_of_samples == _PADDING, 0, places)
-        else:
-            places = places - 1
-        # A group's channels side by side: gathered channel by channel, a depthwise kernel's rows
-        # would have to be turned around, which took longer than all else.
-        by_group = by_pixel.reshape(len(by_pixel), groups, -1).swapaxes(0, 1)
-        rows = np.take(
-            np.ascontiguousarray(by_group), places.ravel(), axis=1, mode="clip"
-        )
-        return rows.reshape(groups, places.shape[0] * places.shape[1], -1)
+        pixels = np.take(by_pixel, places, axis=0, mode="clip")
+        if inputs.min() == _PADDING:
+            is_padding = np.broadcast_to(
+                inputs_of_samples == _PADDING,
+                (samples, *inputs_of_samples.shape[1:]),
+            )
+            pixels[is_padding.ravel()] = 0
+        taps = inputs.shape[-1]
+        if groups == 1:
+            return pixels.reshape(1, -1, taps * channels)
+        by_group = pixels.reshape(-1, taps, groups, channels // groups)
+        rows = np.ascontiguousarray(np.moveaxis(by_group, 2, 0))
+        return rows.reshape(groups, len(by_group), -1)
 
     def positions(self, x: np.ndarray) -> int | None:
         return len(self._inputs_of_taps(self._channels_last(x[:1])))

@@ -119,6 +119,25 @@ def test_obs_has_the_exact_count_and_the_values_of_a_refit(
     )
 
 
+@pytest.mark.parametrize("outputs", [1, 24])
+def test_matrices_with_the_same_inputs_are_pruned_as_one_of_all_their_outputs(
+    outputs,
+):
+    """As the kernels of a recurrent cell: one Gram matrix for all of them."""
+    kernel, moments, _ = problem(5, shape=(1, 1, 24, 3 * outputs))
+    as_one = _solve.obs(kernel, 30 * outputs, Entries(), *moments)
+    split = np.stack(np.split(kernel[0], 3, axis=-1))
+    apart = _solve.obs(split, 30 * outputs, Entries(), *moments)
+    joined = np.concatenate([*apart.values], axis=-1)
+    gram = (moments[0] + moments[1]).gram
+    errors = [
+        _solve.relative_error(values, kernel, gram)
+        for values in (as_one.values, joined[None])
+    ]
+    assert np.count_nonzero(joined) == 30 * outputs
+    assert errors[1] < 1.1 * errors[0] < 1.0
+
+
 @pytest.mark.parametrize("structure", [None, NByM(2, 4)])
 def test_obs_loses_less_than_wanda_and_that_less_than_magnitudes_with_refits(
     structure,
