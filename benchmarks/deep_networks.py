@@ -6,6 +6,7 @@ python benchmarks/deep_networks.py NAME [options]
 import contextlib
 import os
 import time
+from collections.abc import Iterator
 from unittest import mock
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -25,7 +26,9 @@ from keras_sparse_ortho.calibration import _moments, _sweep
 DENSITY = 0.3
 SIDE = 96
 OF_CIFAR = "ResNet "  # and the depth, for 32 pixels
-ALL = 0  # rows an input of a kernel: every position
+AS_PRUNE = -1  # rows an input of a kernel: as many as `prune` draws
+ALL = 0  # every position
+NAMES = {AS_PRUNE: "32, and at least 2048 rows", ALL: "all positions"}
 WAYS = {
     "one pass": contextlib.nullcontext,
     "a pass for each layer": lambda: mock.patch.object(
@@ -144,6 +147,20 @@ def digits() -> tuple[np.ndarray, np.ndarray]:
     return x.astype("float32"), labels
 
 
+@contextlib.contextmanager
+def rows_drawn(rows_an_input: int) -> Iterator[None]:
+    """Makes `prune` draw so many rows for each input of a kernel, without a least number."""
+    if rows_an_input == AS_PRUNE:
+        yield
+        return
+    rows = rows_an_input or 10**9
+    with (
+        mock.patch.object(_moments, "_ROWS_AN_INPUT", rows),
+        mock.patch.object(_moments, "_FEWEST_ROWS", 0),
+    ):
+        yield
+
+
 class Positions(Measurement):
     """The error of a CNN pruned by OBS over how many positions of its images are drawn.
 
@@ -156,7 +173,9 @@ class Positions(Measurement):
 
     page = lines = "positions"
     settings = {
-        "rows_an_input": Setting([ALL, 32, 8, 2], quick=[ALL, 8]),
+        "rows_an_input": Setting(
+            [ALL, AS_PRUNE, 32, 8, 2], quick=[ALL, AS_PRUNE, 8]
+        ),
         "rows": Setting([128], quick=[32]),
         "draws": Setting(4, quick=2),
         "epochs": Setting(10, quick=1),
@@ -206,11 +225,7 @@ class Positions(Measurement):
         known, fresh = self.x[:1400], self.x[1400:]
         rng = np.random.default_rng(which["draw"])
         x = known[rng.choice(len(known), which["rows"], replace=False)]
-        drawn = which["rows_an_input"] or 10**9
-        with (
-            mock.patch.object(_moments, "_ROWS_AN_INPUT", drawn),
-            mock.patch.object(_moments, "_FEWEST_ROWS", 0),
-        ):
+        with rows_drawn(which["rows_an_input"]):
             pruned = kso.prune(
                 self.model, 0.15, score="obs", budget="uniform", data=x
             )
@@ -229,7 +244,7 @@ class Positions(Measurement):
                 line["error"]
                 for line in matching(lines, rows_an_input=rows_an_input)
             ]
-            name = str(rows_an_input) if rows_an_input else "all positions"
+            name = NAMES.get(rows_an_input, str(rows_an_input))
             rows.append(
                 [name, mean_and_deviation(errors, 4, "±"), str(len(errors))]
             )
@@ -238,7 +253,8 @@ class Positions(Measurement):
             {machine()}, Keras {keras.__version__} on {keras.backend.backend()}. A CNN of six
             kernels for digits in images of 32 pixels, pruned by OBS to density 0.15 on 128 rows.
             Relative squared error of the logits on other rows: mean and standard deviation over
-            draws of the 128 rows. `prune` draws 32 rows an input, and at least 8192.
+            draws of the 128 rows. `prune` draws 32 rows an input, and at least
+            2048: the second line.
             """
         )
         return text + markdown(

@@ -53,6 +53,13 @@ class Moments:
             self.rows + other.rows,
         )
 
+    def __iadd__(self, other: "Moments") -> "Moments":
+        """Adds in place, as a copy of a large matrix takes as much memory again."""
+        self.gram += other.gram
+        self.across += other.across
+        self.rows += other.rows
+        return self
+
     @property
     def squares(self) -> np.ndarray:
         """The sum of squares of each input, `(M, k)`."""
@@ -119,7 +126,9 @@ class GramStop:
         """Solves the kernel, and frees the sums."""
         used, held = self._sums
         self._sums = []
-        squares = (used + held).squares.sum()
+        squares = sum(
+            np.sum(part.squares) for part in (used, held) if part.rows
+        )
         if not np.isfinite(squares):
             raise NotPrunableError(
                 f"The inputs of the layer that owns {self.path!r} must be finite on the "

@@ -58,8 +58,7 @@ def obs(
         used: Moments of the rows to solve on.
         held: Moments of the rows that choose the damping. Then all rows are used.
     """
-    moments = used + held
-    if moments.gram.ndim == 2:
+    if used.gram.ndim == 2:
         return Solution(
             kernel,
             _of_tokens(
@@ -70,7 +69,7 @@ def obs(
                 pattern,
             ),
         )
-    problem = RefitProblem(kernel, moments, pattern)
+    problem = RefitProblem(kernel, used + held, pattern)
     iterations = (
         ITERATIONS if kernel.shape[1] > _SMALL_KERNEL else _ITERATIONS_OF_SMALL
     )
