@@ -1178,7 +1178,10 @@ def subject(
     if network is not None:
         rows, _ = cached(name, True)
         tested, types = cached(name, False)
-        return network.build(), rows, tested, types
+        dense = network.build()
+        if name == "silero":  # speech or none, which only the loss says
+            dense.compile(loss="binary_crossentropy")
+        return dense, rows, tested, types
     data = widths.dataset(name, IMAGES)
     run = {"network": name, "seed": 0, "epochs": 4, "width": 1024}
     dense = widths.trained(run, data)
@@ -1224,8 +1227,8 @@ class Shrunk(Measurement):
             choices=[*NETWORKS, *LOADED, *widths.TITLES],
             quick=["mlp"],
         ),
-        "rows": Setting(6000, "at most, to shrink with", quick=200),
-        "tested": Setting(6000, "rows at most, to test", quick=200),
+        "rows": Setting(IMAGES, "at most, to shrink with", quick=200),
+        "tested": Setting(10000, "rows at most, to test", quick=200),
         "minutes": Setting(10.0, "of shrink", quick=0.1),
         "seconds": Setting(20.0, "to time the files", quick=1.0),
     }

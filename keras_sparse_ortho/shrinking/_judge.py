@@ -27,6 +27,10 @@ _SURE = 3.0  # standard deviations
 _LEAST_SKILL, _MOST_SKILL = 0.1, 0.5
 _ROUNDING = 1e-6  # of a metric of the user beyond 0 and 1
 _LEAST_LIMIT = 1e-9  # that divides a loss
+_EXPECTED_ACCURACY = "expected accuracy"
+# Times the expected loss of accuracy of networks that learned the dense model's outputs: labels
+# showed 1.3 to 3.2 times that (docs/from_model_to_file.md).
+_OF_TRAINED = 2.0
 # Between two classes, by the end of their one output.
 _HALVES = {
     "sigmoid": 0.5,
@@ -84,6 +88,19 @@ class Score:
 NO_SCORE = Score(math.nan, math.nan, math.nan)
 
 
+def bound_of_loss(
+    measure: str, lost: float, margin: float, is_trained: bool
+) -> float:
+    """The loss that a limit is compared with: `lost`, and one standard error.
+
+    A network that learned the dense model's probabilities is judged by them, too: its loss of
+    expected accuracy counts twice.
+    """
+    if is_trained and measure == _EXPECTED_ACCURACY and lost > 0.0:
+        lost *= _OF_TRAINED
+    return lost + margin
+
+
 @dataclasses.dataclass(frozen=True)
 class OutputScore:
     """The worth of one output of a file on the held examples.
@@ -93,16 +110,25 @@ class OutputScore:
         mean: float. The score.
         lost: float. Its drop from the dense model's.
         margin: float. The standard error of this drop.
+        is_trained: bool. Whether the network learned the dense model's outputs.
     """
 
     measure: str
     mean: float
     lost: float
     margin: float
+    is_trained: bool = False
+
+    @property
+    def bound(self) -> float:
+        """The loss that a limit is compared with."""
+        return bound_of_loss(
+            self.measure, self.lost, self.margin, self.is_trained
+        )
 
     def share_of(self, limit: float) -> float:
-        """The loss with one standard error, as a share of its limit."""
-        return (self.lost + self.margin) / max(limit, _LEAST_LIMIT)
+        """The bound as a share of its limit."""
+        return self.bound / max(limit, _LEAST_LIMIT)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,6 +140,7 @@ class Verdict:
         lost: float. The drop of the score in the output that comes nearest to its limit, or that is
             farthest beyond.
         margin: float. The standard error of this drop.
+        measure: str. The score of this output.
         agreement: float. The share of answers with the dense model's class, over all outputs of
             classes; nan without such an output.
         outputs: mapping from the name of each output to its OutputScore.
@@ -122,6 +149,7 @@ class Verdict:
     score: Score = NO_SCORE
     lost: float = math.inf
     margin: float = 0.0
+    measure: str = ""
     agreement: float = math.nan
     outputs: Mapping[str, OutputScore] = dataclasses.field(default_factory=dict)
 
@@ -183,15 +211,22 @@ class Judge:
         """The score on the held examples, the mean over the outputs of the model."""
         return _interval(np.mean(self._scores(outputs), axis=0))
 
-    def verdict(self, outputs: list[np.ndarray]) -> Verdict:
-        """The score, what each output loses, and the loss that decides."""
+    def verdict(
+        self, outputs: list[np.ndarray], *, is_trained: bool = False
+    ) -> Verdict:
+        """The score, what each output loses, and the loss that decides.
+
+        Args:
+            outputs: Those of the file on the held examples.
+            is_trained: bool. Whether its network learned the dense model's outputs.
+        """
         scores = self._scores(outputs)
-        by_output = self._output_scores(scores)
+        by_output = self._output_scores(scores, is_trained)
         shares = [
             output.share_of(limit_of(self._max_drop, name))
             for name, output in by_output.items()
         ]
-        name = self._names[int(np.argmax(shares))]
+        deciding = by_output[self._names[int(np.argmax(shares))]]
         agreements = [
             np.mean(output.agreement(array))
             for output, array in zip(self._outputs, outputs, strict=True)
@@ -200,14 +235,15 @@ class Judge:
         agreement = float(np.mean(agreements)) if agreements else math.nan
         return Verdict(
             _interval(np.mean(scores, axis=0)),
-            by_output[name].lost,
-            by_output[name].margin,
+            deciding.lost,
+            deciding.margin,
+            deciding.measure,
             agreement,
             by_output,
         )
 
     def _output_scores(
-        self, scores: list[np.ndarray]
+        self, scores: list[np.ndarray], is_trained: bool
     ) -> dict[str, OutputScore]:
         """The score of each output, and how much less than the dense model's it is."""
         by_output = {}
@@ -220,6 +256,7 @@ class Judge:
                 mean=float(file.mean()),
                 lost=float(drops.mean()),
                 margin=float(drops.std() / math.sqrt(len(drops))),
+                is_trained=is_trained,
             )
         return by_output
 
@@ -332,7 +369,7 @@ class _Output:
         if callable(metric):
             self.name = getattr(metric, "__name__", type(metric).__name__)
             self._metric = metric
-        elif metric == "expected accuracy" or (
+        elif metric == _EXPECTED_ACCURACY or (
             metric is None and label is None and judged_as_class
         ):
             self._expect_accuracy(kind)
@@ -350,7 +387,7 @@ class _Output:
                 "this model does not show them. Compile it with its loss, or take "
                 'metric="closeness". Received: an output of an unknown kind'
             )
-        self.name = "expected accuracy"
+        self.name = _EXPECTED_ACCURACY
         self._want = _probabilities(self._dense, kind)
         half = _HALVES.get(kind.end, 0.0)  # softmax has several entries
         self._metric = functools.partial(expected_accuracy, half=half)
@@ -378,7 +415,7 @@ class _Output:
 
     def answers(self, got: np.ndarray) -> np.ndarray:
         """The agreement where the expected accuracy is the score, else the score."""
-        if self.name == "expected accuracy":
+        if self.name == _EXPECTED_ACCURACY:
             return self.agreement(got)
         return self.scores(got)
 

@@ -96,7 +96,7 @@ class MicroReport(ShrinkReport):
             f"{name}={self.device.limits[name]:,}: the nearest file, {nearest.name}, {text}."
             for name, text in self._texts_of_excess(nearest.micro)
         ]
-        surest = min(files, key=lambda trial: trial.lost + trial.margin)
+        surest = min(files, key=lambda trial: trial.bound)
         lost = f"{100 * surest.lost:.1f} points of {self.measure}"
         words.append(f"The least loss is {lost}: {surest.name}.")
         if self.untried:

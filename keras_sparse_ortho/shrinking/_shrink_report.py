@@ -15,6 +15,7 @@ from keras_sparse_ortho.shrinking._judge import (
     NO_SCORE,
     OutputScore,
     Score,
+    bound_of_loss,
 )
 from keras_sparse_ortho.shrinking._max_drop import MaxDrop, limit_of
 from keras_sparse_ortho.shrinking._microcontroller import MicroFigures
@@ -44,6 +45,8 @@ class Trial(Answering):
         lost: float. How much less than the dense model's the score is, in the output that comes
             nearest to its limit, or that is farthest beyond it.
         margin: float. The standard error of `lost`.
+        measure: str. The score of this output, such as "expected accuracy".
+        is_trained: bool. Whether the network learned the dense model's outputs.
         agreement: float. The share of answers that are the dense model's class; nan if no output
             is a class.
         widths: dict. The channels of each group that were left, by its name; empty if none went.
@@ -62,6 +65,8 @@ class Trial(Answering):
     reason: str | None = None
     lost: float = math.inf
     margin: float = 0.0
+    measure: str = ""
+    is_trained: bool = False
     agreement: float = math.nan
     widths: Mapping[str, int] = dataclasses.field(
         default_factory=dict, repr=False
@@ -77,8 +82,15 @@ class Trial(Answering):
         """The mean of the score; -1 without a file."""
         return -1.0 if self.reason else self.score.mean
 
+    @property
+    def bound(self) -> float:
+        """The loss with its margin; twice the loss of expected accuracy of a trained network."""
+        return bound_of_loss(
+            self.measure, self.lost, self.margin, self.is_trained
+        )
+
     def loses_at_most(self, max_drop: MaxDrop) -> bool:
-        """Whether there is a file, and each loss with one standard error is within its limit.
+        """Whether there is a file, and the bound of each loss is within its limit.
 
         Args:
             max_drop: float, or dict by the name of each output. The limits.
@@ -86,14 +98,14 @@ class Trial(Answering):
         if self.reason is not None:
             return False
         if not isinstance(max_drop, Mapping):
-            return round(self.lost + self.margin, _DIGITS) <= max_drop
+            return round(self.bound, _DIGITS) <= max_drop
         for name, output in self.outputs.items():
-            if round(output.lost + output.margin, _DIGITS) > max_drop[name]:
+            if round(output.bound, _DIGITS) > max_drop[name]:
                 return False
         return True
 
     def share_of_limit(self, max_drop: MaxDrop) -> float:
-        """The largest loss with one standard error, as a share of its limit; infinite without file.
+        """The largest bound of a loss, as a share of its limit; infinite without a file.
 
         Args:
             max_drop: float, or dict by the name of each output. The limits.
@@ -320,9 +332,8 @@ class ShrinkReport(Answering):
         ]
         if not smaller:
             return []
-        following = min(smaller, key=lambda trial: trial.lost + trial.margin)
-        loss = round(following.lost + following.margin, _DIGITS)
-        limit = math.ceil(1000 * loss) / 1000
+        following = min(smaller, key=lambda trial: trial.bound)
+        limit = math.ceil(1000 * round(following.bound, _DIGITS)) / 1000
         return [
             f"With max_drop={limit:g} it would have {following.bytes:,} bytes: "
             f"{following.name}, {following.route}."
@@ -332,7 +343,7 @@ class ShrinkReport(Answering):
         """How near the files came that were tried."""
         if not files:
             return ("No file could be made.",)
-        best = min(files, key=lambda trial: trial.lost + trial.margin)
+        best = min(files, key=lambda trial: trial.bound)
         smallest = min(files, key=lambda trial: trial.bytes)
         fastest = min(files, key=lambda trial: trial.ms)
         lost = f"{100 * best.lost:.1f} points of {self.measure}"

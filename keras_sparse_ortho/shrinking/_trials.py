@@ -135,7 +135,15 @@ class Trials:
             trial = Trial(name, "", reason=shortly(error))
             self.made.append(trial)
             return trial, None
-        return self.export(name, model, route, start, widths), model
+        trial = self.export(
+            name,
+            model,
+            route,
+            start,
+            widths,
+            is_trained=training is not None,
+        )
+        return trial, model
 
     def _train(self, model: keras.Model, training: Training) -> None:
         model.trainable = True  # frozen layers as well
@@ -156,6 +164,8 @@ class Trials:
         route: str,
         start: float,
         widths: Widths | None = None,
+        *,
+        is_trained: bool = False,
     ) -> Trial:
         """Exports a model and judges its file.
 
@@ -165,6 +175,7 @@ class Trials:
             route: str. The `mode` of `export_litert`.
             start: float. When the work on the trial began, by `time.monotonic`.
             widths: Those of its groups of channels, for the report.
+            is_trained: bool. Whether it learned the dense model's outputs.
         """
         number = len(self.made)
         path = self._folder / f"{number}.tflite"
@@ -189,7 +200,9 @@ class Trials:
                     inference_input_type=self.ends[0],
                     inference_output_type=self.ends[1],
                 )
-            verdict = self.examples.judge.verdict(self._answers(path))
+            verdict = self.examples.judge.verdict(
+                self._answers(path), is_trained=is_trained
+            )
         except refusals as error:
             trial = Trial(name, route, reason=shortly(error))
         else:
@@ -205,6 +218,8 @@ class Trials:
                 seconds=time.monotonic() - start,
                 lost=verdict.lost,
                 margin=verdict.margin,
+                measure=verdict.measure,
+                is_trained=is_trained,
                 agreement=verdict.agreement,
                 outputs=verdict.outputs,
                 widths=dict(widths or {}),

@@ -304,6 +304,20 @@ def test_a_loss_counts_with_its_standard_error():
     assert not Trial("dense", "int8", reason="refused").loses_at_most(1.0)
 
 
+def test_a_trained_network_loses_twice_its_expected_accuracy():
+    """It was trained on the probabilities that judge it."""
+    lost = {"lost": 0.004, "margin": 0.001}
+    narrowed = Trial("narrowed", "int8", **lost, measure="expected accuracy")
+    trained = dataclasses.replace(narrowed, is_trained=True)
+    by_labels = dataclasses.replace(trained, measure="accuracy")
+    assert narrowed.bound == by_labels.bound == pytest.approx(0.005)
+    assert trained.bound == pytest.approx(0.009)
+    assert narrowed.loses_at_most(0.005)
+    assert not trained.loses_at_most(0.0089)
+    gain = dataclasses.replace(trained, lost=-0.004)
+    assert gain.bound == pytest.approx(-0.003)
+
+
 def test_each_output_has_a_limit_of_its_own():
     rng = np.random.default_rng(0)
     boxes = rng.normal(size=(400, 4))
@@ -313,12 +327,11 @@ def test_each_output_has_a_limit_of_its_own():
     kinds = [OutputKind("linear", "values"), SOFTMAX]
     limits = {"class": 0.01, "box": 0.1}
     names = ["box", "class"]
-    verdicts = [
-        Judge([boxes, classes], None, None, kinds, names, limit).verdict(
-            answers
-        )
+    judges = [
+        Judge([boxes, classes], None, None, kinds, names, limit)
         for limit in (0.1, limits)
     ]
+    verdicts = [judge.verdict(answers) for judge in judges]
     assert [*verdicts[0].outputs] == names
     box, label = verdicts[0].outputs.values()
     assert (box.measure, label.measure) == ("closeness", "expected accuracy")
@@ -326,6 +339,7 @@ def test_each_output_has_a_limit_of_its_own():
     assert 0.02 < box.lost < 0.06
     # The output that comes nearest to its limit decides.
     assert [verdict.lost for verdict in verdicts] == [box.lost, label.lost]
+    assert verdicts[1].measure == "expected accuracy"
     trial = Trial(
         "narrowed",
         "int8",
@@ -339,6 +353,10 @@ def test_each_output_has_a_limit_of_its_own():
     assert not trial.loses_at_most({"class": 0.003, "box": 0.1})
     share = trial.share_of_limit(limits)
     assert share == pytest.approx((label.lost + label.margin) / 0.01)
+    after_training = judges[1].verdict(answers, is_trained=True)
+    trained_label = after_training.outputs["class"]
+    assert trained_label.bound == pytest.approx(2 * label.lost + label.margin)
+    assert after_training.outputs["box"].bound == box.bound
     assert trial.share_of_limit(0.1) == box.share_of(0.1)
 
 
@@ -678,7 +696,7 @@ def test_the_file_that_is_written_is_the_one_of_the_table(model, tmp_path):
     report = shrink(model, ROWS, path, minutes=0.5, max_drop=0.1)
     taken = report.taken
     assert taken.bytes == path.stat().st_size
-    assert taken.lost + taken.margin <= 0.1
+    assert taken.bound <= 0.1
     assert {one.route for one in report.trials} >= {
         "float16",
         "dynamic_int8",
