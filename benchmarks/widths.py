@@ -79,6 +79,17 @@ METHODS = {
         "order": "norms",
         "refit": False,
     },
+    # The order of Torch-Pruning's GroupMagnitudeImportance.
+    "uniform widths, group norms, refit": {
+        "widths": "uniform",
+        "order": "group norms",
+        "refit": True,
+    },
+    "uniform widths, group norms": {
+        "widths": "uniform",
+        "order": "group norms",
+        "refit": False,
+    },
 }
 
 
@@ -194,11 +205,75 @@ def by_norms(
     return order
 
 
+def by_group_norms(
+    model: keras.Model, channel_groups: Iterable[Any]
+) -> dict[str, np.ndarray]:
+    """The channels of each group, those of the smallest weights in all layers that have them first.
+
+    Torch-Pruning 1.6 (GroupMagnitudeImportance) sums the squares of the kernels that make a
+    channel, of the kernels that read it, and of what scales it between them.
+    """
+    kernels = kernels_of(model)
+    order = {}
+    for group in channel_groups:
+        squares = np.zeros(group.width)
+        for path, rows in group.rows.items():
+            kernel = kernels[path].numpy()
+            by_row = np.sum(kernel.reshape(-1, kernel.shape[-1]) ** 2, axis=1)
+            squares += by_row[rows].sum(axis=1)
+        for operation in operations_with_channels(model, group):
+            for weight in getattr(operation, "trainable_weights", []):
+                squares += squares_of_channels(weight, group.width)
+        order[group.name] = np.argsort(squares, kind="stable")
+    return order
+
+
+def operations_with_channels(model: keras.Model, group: Any) -> list[Any]:
+    """What makes the channels of a group, or passes them on to the kernels that read them.
+
+    Heads of attention do not leave their layer: nothing, then, as its other kernels are no makers.
+    """
+    if "/" in group.name:
+        return []
+    followers: dict[str, list[Any]] = {}
+    for operation in getattr(model, "operations", model.layers):
+        if isinstance(operation, L.InputLayer):
+            continue
+        for tensor in keras.tree.flatten(operation.input):
+            maker = tensor._keras_history.operation.name
+            followers.setdefault(maker, []).append(operation)
+    readers = {path.split("/")[0] for path in group.rows}
+    reached = {name: model.get_layer(name) for name in group.makers}
+    waiting = [*reached.values()]
+    while waiting:
+        operation = waiting.pop()
+        for follower in followers.get(operation.name, []):
+            if follower.name not in {*reached, *readers}:
+                reached[follower.name] = follower
+                waiting.append(follower)
+    return [*reached.values()]
+
+
+def squares_of_channels(weight: Any, width: int) -> np.ndarray:
+    """The sum of squares of each channel in a kernel or a scale; 0 in biases."""
+    value = weight.numpy()
+    if weight.name in ("bias", "beta"):
+        return np.zeros(width)
+    if value.shape[-2:] == (width, 1):  # depthwise
+        return np.sum(value.reshape(-1, width) ** 2, axis=0)
+    if value.shape[-1] % width:
+        return np.zeros(width)
+    return np.sum(value.reshape(-1, width) ** 2, axis=0)  # gates side by side
+
+
 def kernels_of(model: keras.Model) -> dict[str, Any]:
     """The variables of kernels by path."""
     return {
         weight.path: weight.variable for weight in kso.prunable_weights(model)
     }
+
+
+ORDERS = {"norms": by_norms, "group norms": by_group_norms}
 
 
 def without_refit(
@@ -296,8 +371,8 @@ class Widths(Measurement):
         else:
             widths = uniform_widths(table, which["share"])
         predicted = table.predicted(widths)
-        if method["order"] == "norms":
-            order = by_norms(
+        if method["order"] in ORDERS:
+            order = ORDERS[method["order"]](
                 model, [table.groups[name] for name in table.errors]
             )
             table = dataclasses.replace(table, order=order)

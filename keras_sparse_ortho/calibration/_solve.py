@@ -69,7 +69,7 @@ def obs(
                 pattern,
             ),
         )
-    problem = RefitProblem(kernel, used + held, pattern)
+    problem = RefitProblem(kernel, [used, held], pattern)
     iterations = (
         ITERATIONS if kernel.shape[1] > _SMALL_KERNEL else _ITERATIONS_OF_SMALL
     )
@@ -112,7 +112,7 @@ def refit(
     if used.gram.ndim == 2:
         return kernel
     pattern = Entries()
-    problem = RefitProblem(kernel, used + held, pattern)
+    problem = RefitProblem(kernel, [used, held], pattern)
     extra = chosen_damping(
         kernel,
         mask,
@@ -163,7 +163,7 @@ def errors_of(
         return
     size = kernel.size
     kernel = _some_outputs(kernel)
-    problem = RefitProblem(kernel, used, pattern)
+    problem = RefitProblem(kernel, [used], pattern)
     counts = [max(count * kernel.size // size, 1) for count in counts]
     middle_count = sorted(counts)[len(counts) // 2]
     middle_mask = pattern.largest(problem.full**2, middle_count)
@@ -210,9 +210,13 @@ def _squared_outputs(
 
 def damped(gram: Array) -> Array:
     """`G + 0.01 mean(diag G) I`: directions that no row has keep their values."""
+    return with_diagonal(gram, _damping_of(gram))
+
+
+def _damping_of(gram: Array) -> Array:
+    """`0.01 mean(diag G)` as a column, or 1 for inputs that are zero."""
     mean = np.diagonal(gram, axis1=-2, axis2=-1).mean(axis=-1)
-    shift = np.where(mean > 0, DAMPING * mean, 1.0)
-    return with_diagonal(gram, shift[:, None])
+    return np.where(mean > 0, DAMPING * mean, 1.0)[:, None]
 
 
 class RefitProblem:
@@ -223,19 +227,19 @@ class RefitProblem:
 
     Args:
         kernel: array `(M, k, outputs)`.
-        moments: Moments of the rows.
+        moments: list of Moments, whose sum is that of the rows. They stay as they are.
         pattern: Entries or Blocks.
     """
 
     def __init__(
         self,
         kernel: Array,
-        moments: Moments,
+        moments: Sequence[Moments],
         pattern: Pattern,
     ) -> None:
         self.pattern = pattern
         kernel = np.asarray(kernel, np.float64)
-        hessian = damped(moments.gram)
+        hessian = _damped_sum(moments)
         if pattern.lines is None:
             upper = np.sqrt(np.diagonal(hessian, axis1=-2, axis2=-1))[..., None]
             self._inverse = 1.0 / upper
@@ -248,8 +252,11 @@ class RefitProblem:
             turned = np.swapaxes(self._inverse, -1, -2)
             self.normal = turned @ hessian @ self._inverse
         self.full = _scaled(upper, kernel)
-        if np.ndim(moments.across):
-            missed = _scaled(turned, moments.across @ kernel)
+        products = [
+            part.across @ kernel for part in moments if np.ndim(part.across)
+        ]
+        if products:
+            missed = _scaled(turned, sum(products[1:], products[0]))
             self.full = self.full + AIM * solve_positive(self.normal, missed)
 
     def back(self, values: Array) -> Array:
@@ -283,6 +290,16 @@ class RefitProblem:
             iterations,
         )
         return Solution(values, mask)
+
+
+def _damped_sum(moments: Sequence[Moments]) -> Array:
+    """The damped sum of Gram matrices, in one array: they may be large."""
+    total: Array = moments[0].gram.copy()
+    for part in moments[1:]:
+        total += part.gram
+    diagonal = np.arange(total.shape[-1])
+    total[:, diagonal, diagonal] += _damping_of(total)
+    return total
 
 
 def _by_line(
@@ -350,7 +367,7 @@ def chosen_damping(
         return EXTRA[-1]
     kernel = np.asarray(_some_outputs(kernel), np.float64)
     mask = _some_outputs(mask)
-    problem = RefitProblem(kernel, used, pattern)
+    problem = RefitProblem(kernel, [used], pattern)
     target: Array | float = 0.0
     if np.ndim(held.across):
         target = 2 * AIM * (held.across @ kernel)

@@ -127,6 +127,7 @@ class Search:
             route: str. The route of the files.
         """
         trials = self._trials
+        refusals: set[str] = set()
         for name, model in reversed(networks):
             if trials.is_late():
                 trials.untried.append(f"{name} in 4 bits")
@@ -144,8 +145,11 @@ class Search:
                 route,
                 self._widths_of(name),
             )
-            if trials.is_good(trial):
+            # What refuses two networks refuses the wider ones, too.
+            if trials.is_good(trial) or trial.reason in refusals:
                 return
+            if trial.reason is not None:
+                refusals.add(trial.reason)
 
     def _widths_of(self, name: str) -> Mapping[str, int]:
         return next(

@@ -144,7 +144,7 @@ def test_each_layer_is_solved_on_the_inputs_that_the_pruned_ones_give():
         np.testing.assert_allclose(found[path], expected[0], atol=1e-5)
     # The target is halfway to the outputs of the given model.
     both = sums[0] + sums[1]
-    problem = RefitProblem(second[None], both, Entries())
+    problem = RefitProblem(second[None], sums, Entries())
     h = damped(both.gram)
     target = second + 0.5 * np.linalg.solve(h, both.across @ second)
     np.testing.assert_allclose(problem.back(problem.full), target, atol=1e-9)

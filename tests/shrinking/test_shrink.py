@@ -942,3 +942,25 @@ def test_int8_that_loses_too_much_gets_its_remedies(monkeypatch, tmp_path):
     assert (
         plain.bytes == by_name["dense, fitted ranges, equalized channels"].bytes
     )
+
+
+def test_one_refusal_in_4_bits_is_listed_twice_at_most():
+    """ResNet-8 had the same line for each of its networks."""
+    search = object.__new__(Search)
+    made = []
+
+    def make(name, make_model, training, route, widths):
+        made.append(name)
+        return Trial(name, "", reason="no Dense kernel"), None
+
+    search._trials = types.SimpleNamespace(
+        made=[trial(name, 9, 1.0) for name in "abcd"],
+        seed=0,
+        make=make,
+        examples=examples_to_train(2000),
+        is_good=lambda trial: trial.reason is None,
+        is_late=lambda: False,
+        seconds_to_train=lambda: 9.0,
+    )
+    search._try_4_bits([(name, None) for name in "abcd"], "dynamic_int4")
+    assert made == ["d, int4", "c, int4"]
