@@ -211,7 +211,7 @@ def by_group_norms(
     """The channels of each group, those of the smallest weights in all layers that have them first.
 
     Torch-Pruning 1.6 (GroupMagnitudeImportance) sums the squares of the kernels that make a
-    channel, of the kernels that read it, and of what scales it between them.
+    channel, of the kernels that read it, and of the scales between them.
     """
     kernels = kernels_of(model)
     order = {}
@@ -229,7 +229,7 @@ def by_group_norms(
 
 
 def operations_with_channels(model: keras.Model, group: Any) -> list[Any]:
-    """What makes the channels of a group, or passes them on to the kernels that read them.
+    """The operations that make the channels of a group or pass them on, without their readers.
 
     Heads of attention do not leave their layer: nothing, then, as its other kernels are no makers.
     """

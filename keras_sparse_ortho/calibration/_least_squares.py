@@ -25,7 +25,9 @@ _REDUCTION: dict[type, float] = {
 Array = np.ndarray
 
 
-def with_diagonal(matrices: Array, addition: float | np.floating) -> Array:
+def with_diagonal(
+    matrices: Array, addition: float | np.floating | Array
+) -> Array:
     """Copies of square matrices `(M, k, k)` with an addition to their diagonals."""
     shifted = matrices.copy()
     diagonal = np.arange(matrices.shape[-1])
@@ -50,7 +52,7 @@ def least_squares(
         mask: bool array of its shape.
         normal: array `(M, k, k)` or `(1, k, k)`. `H`.
         start: array as `kernel`, where iterations begin.
-        tolerance: float. Of preconditioned residuals, relative to those of zeros.
+        tolerance: float. The largest preconditioned residuals, relative to those of zeros.
     """
     outputs = mask.shape[-1]
     differs = (mask[..., 1:] != mask[..., :-1]).any(axis=(0, 1))

@@ -127,7 +127,7 @@ class GramStop:
         used, held = self._sums
         self._sums = []
         squares = sum(
-            np.sum(part.squares) for part in (used, held) if part.rows
+            np.sum(moments.squares) for moments in (used, held) if moments.rows
         )
         if not np.isfinite(squares):
             raise NotPrunableError(

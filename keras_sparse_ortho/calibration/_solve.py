@@ -70,9 +70,9 @@ def obs(
             ),
         )
     problem = RefitProblem(kernel, [used, held], pattern)
-    iterations = (
-        ITERATIONS if kernel.shape[1] > _SMALL_KERNEL else _ITERATIONS_OF_SMALL
-    )
+    iterations = ITERATIONS
+    if kernel.shape[1] <= _SMALL_KERNEL:
+        iterations = _ITERATIONS_OF_SMALL
     # Their mask cannot follow few rows, its values can.
     if isinstance(pattern, Blocks):
         start = problem.pruned(count, 0.0, iterations)

@@ -127,31 +127,31 @@ def _kth_largest(
     A sample of many values says between which two it lies, with the odds of six standard
     deviations. Only the values between them are partitioned (Floyd and Rivest, 1975).
     """
-    parts = [score.reshape(-1) for score in scores]
-    size = sum(part.size for part in parts)
+    arrays = [score.reshape(-1) for score in scores]
+    size = sum(array.size for array in arrays)
     if size >= _MANY_VALUES:
-        low, high = _bracket(parts, k / size)
-        above = sum(np.count_nonzero(part > high) for part in parts)
-        between = [part[(part >= low) & (part <= high)] for part in parts]
-        place = k - above
+        low, high = _bracket(arrays, k / size)
+        above = sum(np.count_nonzero(array > high) for array in arrays)
+        between = [array[(array >= low) & (array <= high)] for array in arrays]
+        place = k - int(above)
         if 1 <= place <= sum(map(len, between)):
             return _kth_of(np.concatenate(between), place)
-    return _kth_of(np.concatenate(parts), k)
+    return _kth_of(np.concatenate(arrays), k)
 
 
 def _bracket(
-    parts: Sequence[np.ndarray],
+    arrays: Sequence[np.ndarray],
     share: float,
 ) -> tuple[float, float]:
     """Two values between which the value lies that a share of all values reaches.
 
     Args:
-        parts: Flat arrays.
+        arrays: Flat arrays.
         share: float in (0, 1).
     """
-    size = sum(part.size for part in parts)
+    size = sum(array.size for array in arrays)
     stride = size // _SAMPLE | 1  # odd: kernels have even widths
-    sample = np.concatenate([part[::stride] for part in parts])
+    sample = np.concatenate([array[::stride] for array in arrays])
     sample.sort()
     place = round((1.0 - share) * sample.size)
     reach = 3 * math.isqrt(sample.size)

@@ -248,7 +248,8 @@ def _synaptic_flow(
                 for value in values
             ]
             total, slopes = step(tensors, constant_values)
-            return float(to_numpy(total)), [to_numpy(slope) for slope in slopes]
+            arrays = [to_numpy(slope, copy=False) for slope in slopes]
+            return float(to_numpy(total)), arrays
 
         yield gradient
 

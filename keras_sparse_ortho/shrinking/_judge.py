@@ -29,7 +29,7 @@ _ROUNDING = 1e-6  # of a metric of the user beyond 0 and 1
 _LEAST_LIMIT = 1e-9  # that divides a loss
 _EXPECTED_ACCURACY = "expected accuracy"
 # Times the expected loss of accuracy of networks that learned the dense model's outputs: labels
-# showed 1.3 to 3.2 times that (docs/from_model_to_file.md).
+# showed 1.3 to 4.3 times that (docs/from_model_to_file.md).
 _OF_TRAINED = 2.0
 # Between two classes, by the end of their one output.
 _HALVES = {

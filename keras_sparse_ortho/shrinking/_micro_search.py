@@ -118,9 +118,13 @@ class MicroTrials(Trials):
         route: str,
         start: float,
         widths: Widths | None = None,
+        *,
+        is_trained: bool = False,
     ) -> Trial:
         """Exports a model, judges its file, and measures its array."""
-        trial = super().export(name, model, route, start, widths)
+        trial = super().export(
+            name, model, route, start, widths, is_trained=is_trained
+        )
         if trial.reason is not None:
             return trial
         path = self.file_of(trial)

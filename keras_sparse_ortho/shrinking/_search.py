@@ -145,7 +145,7 @@ class Search:
                 route,
                 self._widths_of(name),
             )
-            # What refuses two networks refuses the wider ones, too.
+            # A refusal of two networks holds for the wider ones, too.
             if trials.is_good(trial) or trial.reason in refusals:
                 return
             if trial.reason is not None:

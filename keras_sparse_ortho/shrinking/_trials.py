@@ -180,26 +180,11 @@ class Trials:
         number = len(self.made)
         path = self._folder / f"{number}.tflite"
         self.say(f"{name}: {route}")
-        of_int8: dict[str, Any] = {}
-        if route.startswith("int8"):
-            of_int8["representative_data"] = rows_at(
-                self.examples.calibration, slice(0, _RANGED)
-            )
-            of_int8 |= self.remedy
-        sample = rows_at(self.examples.held, slice(0, _COMPARED))
+        options = self._options_of_export(route)
         refusals: Any = _REFUSALS if model is self.model else Exception
         try:
             with without_warnings():  # the table has what they say
-                report = export_litert(
-                    model,
-                    path,
-                    mode=route,
-                    **of_int8,
-                    sample=sample,
-                    tolerance=1.0,
-                    inference_input_type=self.ends[0],
-                    inference_output_type=self.ends[1],
-                )
+                report = export_litert(model, path, mode=route, **options)
             verdict = self.examples.judge.verdict(
                 self._answers(path), is_trained=is_trained
             )
@@ -228,6 +213,21 @@ class Trials:
             self._files[number] = path
         self.made.append(trial)
         return trial
+
+    def _options_of_export(self, route: str) -> dict[str, Any]:
+        """The arguments of `export_litert` for a route."""
+        options: dict[str, Any] = {
+            "sample": rows_at(self.examples.held, slice(0, _COMPARED)),
+            "tolerance": 1.0,
+            "inference_input_type": self.ends[0],
+            "inference_output_type": self.ends[1],
+        }
+        if route.startswith("int8"):
+            options["representative_data"] = rows_at(
+                self.examples.calibration, slice(0, _RANGED)
+            )
+            options |= self.remedy
+        return options
 
     def _answers(self, path: Path) -> list[np.ndarray]:
         """The outputs of a file on the held examples."""

@@ -254,7 +254,7 @@ def test_scores_of_a_part_of_a_line_are_what_dropping_it_alone_costs(name):
     block, shape = SHAPES[name]
     pattern, (kernel, moments, _) = Blocks(block, shape), problem(0, shape, 200)
     gram = _solve.damped((moments[0] + moments[1]).gram)
-    own = _solve.RefitProblem(kernel, moments[0] + moments[1], pattern)
+    own = _solve.RefitProblem(kernel, moments, pattern)
     np.testing.assert_allclose(own.back(own.full), kernel, atol=1e-9)
     assert sorted(np.concatenate(pattern.lines)) == [*range(kernel.shape[1])]
     for line in (pattern.lines[0], pattern.lines[-1]):
