@@ -1,6 +1,7 @@
 """Least squares on a mask: by iterations, or directly for outputs with few live entries."""
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import scipy.linalg
@@ -33,6 +34,18 @@ def with_diagonal(
     diagonal = np.arange(matrices.shape[-1])
     shifted[:, diagonal, diagonal] += addition
     return shifted
+
+
+@contextlib.contextmanager
+def shifted_diagonal(matrices: Array, addition: float) -> Iterator[None]:
+    """Inside, square matrices have an addition on their diagonals: no copy of them is made."""
+    diagonal = np.arange(matrices.shape[-1])
+    entries = matrices[:, diagonal, diagonal]
+    matrices[:, diagonal, diagonal] += addition
+    try:
+        yield
+    finally:
+        matrices[:, diagonal, diagonal] = entries
 
 
 def least_squares(

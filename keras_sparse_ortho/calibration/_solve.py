@@ -13,6 +13,7 @@ from keras_sparse_ortho.calibration._admm import admm
 from keras_sparse_ortho.calibration._least_squares import (
     CLOSE,
     least_squares,
+    shifted_diagonal,
     solve_positive,
     with_diagonal,
 )
@@ -271,8 +272,8 @@ class RefitProblem:
         tolerance: float,
     ) -> Array:
         """Least squares on a mask, see `least_squares`."""
-        normal = with_diagonal(self.normal, extra)
-        return least_squares(self.full, mask, normal, start, tolerance)
+        with shifted_diagonal(self.normal, extra):
+            return least_squares(self.full, mask, self.normal, start, tolerance)
 
     def pruned(
         self,
