@@ -198,8 +198,7 @@ def by_norms(
     for group in channel_groups:
         squares = np.zeros(group.width)
         for path, rows in group.rows.items():
-            kernel = kernels[path].numpy()
-            by_row = np.sum(kernel.reshape(-1, kernel.shape[-1]) ** 2, axis=1)
+            by_row = squares_of_rows(kernels[path])
             squares += by_row[rows].sum(axis=1) / by_row.sum()
         order[group.name] = np.argsort(squares, kind="stable")
     return order
@@ -218,14 +217,19 @@ def by_group_norms(
     for group in channel_groups:
         squares = np.zeros(group.width)
         for path, rows in group.rows.items():
-            kernel = kernels[path].numpy()
-            by_row = np.sum(kernel.reshape(-1, kernel.shape[-1]) ** 2, axis=1)
-            squares += by_row[rows].sum(axis=1)
+            squares += squares_of_rows(kernels[path])[rows].sum(axis=1)
         for operation in operations_with_channels(model, group):
             for weight in getattr(operation, "trainable_weights", []):
                 squares += squares_of_channels(weight, group.width)
         order[group.name] = np.argsort(squares, kind="stable")
     return order
+
+
+def squares_of_rows(variable: Any) -> np.ndarray:
+    """The sum of squares of each row of a kernel as a matrix `(rows, outputs)`."""
+    kernel = variable.numpy()
+    squares: np.ndarray = np.sum(kernel.reshape(-1, kernel.shape[-1]) ** 2, 1)
+    return squares
 
 
 def operations_with_channels(model: keras.Model, group: Any) -> list[Any]:
