@@ -261,13 +261,12 @@ def operations_with_channels(model: keras.Model, group: Any) -> list[Any]:
 def squares_of_channels(weight: Any, width: int) -> np.ndarray:
     """The sum of squares of each channel in a kernel or a scale; 0 in biases."""
     value = weight.numpy()
-    if weight.name in ("bias", "beta"):
+    is_depthwise = value.shape[-2:] == (width, 1)
+    has_channels_last = value.shape[-1] % width == 0  # gates side by side
+    is_shift = weight.name in ("bias", "beta")
+    if is_shift or not (is_depthwise or has_channels_last):
         return np.zeros(width)
-    if value.shape[-2:] == (width, 1):  # depthwise
-        return np.sum(value.reshape(-1, width) ** 2, axis=0)
-    if value.shape[-1] % width:
-        return np.zeros(width)
-    return np.sum(value.reshape(-1, width) ** 2, axis=0)  # gates side by side
+    return np.sum(value.reshape(-1, width) ** 2, axis=0)
 
 
 def kernels_of(model: keras.Model) -> dict[str, Any]:

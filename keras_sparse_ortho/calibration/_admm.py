@@ -116,16 +116,21 @@ class _PenaltyStep:
 
     def _solver(self, rate: np.floating) -> Callable[[Array], Array]:
         """The function from `B` to the solution, for one penalty."""
-        shifted = with_diagonal(self._normal, self._extra + rate)
-        if not self._is_single:
-            return functools.partial(np.matmul, np.linalg.inv(shifted))
-        # The transpose, which is equal, is in the order that LAPACK overwrites.
-        factor, failed = scipy.linalg.lapack.spotrf(
-            shifted[0].T, lower=True, clean=False, overwrite_a=True
-        )
-        if failed:  # rounding has made an eigenvalue negative
-            shifted = with_diagonal(self._normal, self._extra + rate)
-            return functools.partial(np.matmul, np.linalg.inv(shifted))
+        shift = self._extra + rate
+        failed = 1
+        if self._is_single:
+            # The transpose, which is equal, is in the order that LAPACK overwrites.
+            factor, failed = scipy.linalg.lapack.spotrf(
+                with_diagonal(self._normal, shift)[0].T,
+                lower=True,
+                clean=False,
+                overwrite_a=True,
+            )
+        if (
+            failed
+        ):  # several matrices, or an eigenvalue that rounding made negative
+            inverses = np.linalg.inv(with_diagonal(self._normal, shift))
+            return functools.partial(np.matmul, inverses)
         if self._inverts:
             inverse, _ = scipy.linalg.lapack.spotri(
                 factor, lower=True, overwrite_c=True

@@ -26,13 +26,20 @@ _REDUCTION: dict[type, float] = {
 Array = np.ndarray
 
 
+def add_to_diagonal(
+    matrices: Array, addition: float | np.floating | Array
+) -> None:
+    """Adds to the diagonals of square matrices `(M, k, k)`, in place."""
+    diagonal = np.arange(matrices.shape[-1])
+    matrices[:, diagonal, diagonal] += addition
+
+
 def with_diagonal(
     matrices: Array, addition: float | np.floating | Array
 ) -> Array:
     """Copies of square matrices `(M, k, k)` with an addition to their diagonals."""
     shifted = matrices.copy()
-    diagonal = np.arange(matrices.shape[-1])
-    shifted[:, diagonal, diagonal] += addition
+    add_to_diagonal(shifted, addition)
     return shifted
 
 
@@ -41,7 +48,7 @@ def shifted_diagonal(matrices: Array, addition: float) -> Iterator[None]:
     """Inside, square matrices have an addition on their diagonals: no copy of them is made."""
     diagonal = np.arange(matrices.shape[-1])
     entries = matrices[:, diagonal, diagonal]
-    matrices[:, diagonal, diagonal] += addition
+    add_to_diagonal(matrices, addition)
     try:
         yield
     finally:

@@ -12,6 +12,7 @@ import numpy as np
 from keras_sparse_ortho.calibration._admm import admm
 from keras_sparse_ortho.calibration._least_squares import (
     CLOSE,
+    add_to_diagonal,
     least_squares,
     shifted_diagonal,
     solve_positive,
@@ -298,8 +299,7 @@ def _damped_sum(moments: Sequence[Moments]) -> Array:
     total: Array = moments[0].gram.copy()
     for part in moments[1:]:
         total += part.gram
-    diagonal = np.arange(total.shape[-1])
-    total[:, diagonal, diagonal] += _damping_of(total)
+    add_to_diagonal(total, _damping_of(total))
     return total
 
 
