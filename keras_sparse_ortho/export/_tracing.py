@@ -4,16 +4,13 @@ import contextlib
 import json
 import os
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import keras
 
-from keras_sparse_ortho._interception import (
-    intercepted,
-    with_settings,
-)
+from keras_sparse_ortho._interception import intercepted
 from keras_sparse_ortho._types import Tensor
 from keras_sparse_ortho.export._blocks import as_convolutions
 from keras_sparse_ortho.export._flatbuffer import MARK
@@ -24,8 +21,8 @@ from keras_sparse_ortho.export._lstms import (
     read_lstms,
     save_lstms,
 )
+from keras_sparse_ortho.export._recurrent_loops import as_litert_has_loops
 from keras_sparse_ortho.export._signature import Nesting, leaves, pack
-from keras_sparse_ortho.kernels import walk
 from keras_sparse_ortho.quantization import fixed_ranges
 
 SIGNATURE = "serving_default"
@@ -147,7 +144,7 @@ def write_traced(
     with contextlib.ExitStack() as stack:
         ranges = fixed_ranges(model, traced.mark if marked else None)
         stack.enter_context(ranges)
-        stack.enter_context(_as_litert_has_loops(model))
+        stack.enter_context(as_litert_has_loops(model))
         if fused:
             stack.enter_context(placeholders(model, traced.lstms))
         if keras.backend.backend() == "jax":
@@ -162,19 +159,6 @@ def write_traced(
 def _file_of_lstms(path: str) -> Path:
     """The file with the weights of fused LSTMs beside what was traced to `path`."""
     return Path(f"{path}.lstms.npz")
-
-
-@contextlib.contextmanager
-def _as_litert_has_loops(model: keras.Model) -> Iterator[None]:
-    """Inside, recurrent layers compute without cuDNN, and on JAX without loops."""
-    with contextlib.ExitStack() as stack:
-        for layer, _ in walk(model, ""):
-            if isinstance(layer, keras.layers.RNN):
-                # litert-converter 0.5 lacks loops.
-                unroll = layer.unroll or keras.backend.backend() == "jax"
-                settings = with_settings(layer, use_cudnn=False, unroll=unroll)
-                stack.enter_context(settings)
-        yield
 
 
 def float_file(path: str) -> bytes:
