@@ -377,6 +377,10 @@ class Comparison(Measurement):
         line = latest(self.finished()).get(identity(which))
         if line is None or line["learning_rate"] != rate:
             self.add(train(*_case(which), data, options, rate))
+        if self.given.untuned:
+            untuned_rate = options["learning_rate"]
+            seeds = [which["seed"]]
+            self.validation(which, untuned_rate, data, options, seeds)
 
     def chosen_rate(self, which: Run, data: Dataset, options: Run) -> float:
         """The learning rate of the highest mean validation accuracy; trains what is missing.
@@ -387,8 +391,10 @@ class Comparison(Measurement):
         """
         rates = sorted(options["learning_rates"])
         ratio = rates[-1] / rates[-2] if len(rates) > 1 else 2.0
+        seeds = options["seeds"][:CHOOSING]
         accuracies = {
-            rate: self.validation(which, rate, data, options) for rate in rates
+            rate: self.validation(which, rate, data, options, seeds)
+            for rate in rates
         }
         for _ in range(WIDENED):
             best = max(accuracies, key=accuracies.__getitem__)
@@ -397,7 +403,9 @@ class Comparison(Measurement):
                 break
             beyond = best * ratio if best == max(accuracies) else best / ratio
             rate = float(f"{beyond:.4g}")
-            accuracies[rate] = self.validation(which, rate, data, options)
+            accuracies[rate] = self.validation(
+                which, rate, data, options, seeds
+            )
         if not any(accuracies.values()):
             raise BudgetError(
                 f"{which['method']} lost a layer at every rate. Received: {[*accuracies]}"
@@ -405,12 +413,17 @@ class Comparison(Measurement):
         return max(accuracies, key=accuracies.__getitem__)
 
     def validation(
-        self, which: Run, rate: float, data: Dataset, options: Run
+        self,
+        which: Run,
+        rate: float,
+        data: Dataset,
+        options: Run,
+        seeds: list[int],
     ) -> float:
-        """The mean validation accuracy of a rate over the seeds that choose it."""
+        """The mean validation accuracy of a rate over some seeds."""
         options = options | {"curve": False, "final": False}
         accuracies = []
-        for seed in options["seeds"][:CHOOSING]:
+        for seed in seeds:
             case = which | {"seed": seed}
             known = tried(self.finished(), case).get(rate, {})
             if seed not in known:
@@ -468,6 +481,9 @@ def comparison_settings(
         "jit": Setting(True, "compile with XLA"),
         "tune": Setting(
             True, "choose a learning rate for each method", quick=False
+        ),
+        "untuned": Setting(
+            False, "and train all seeds at the rate that nobody tuned"
         ),
         "out": Setting(
             pathlib.Path, "a file of lines instead of the usual one"

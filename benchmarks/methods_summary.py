@@ -168,14 +168,15 @@ def rates_of(runs: list[Run]) -> str:
 def tries_and_edge(lines: list[Run], runs: list[Run]) -> list[str]:
     """How many learning rates were tried, with how many seeds; whether the chosen is an end.
 
-    "chance" where no rate is above it: none is the best. Rates tried with fewer seeds than others
-    do not count.
+    "chance" where no rate is above it: none is the best. Rates tried with fewer seeds than most
+    do not count; the rate that nobody tuned may have more.
     """
     by_rate = tried(lines, runs[0])
     if not by_rate:
         return ["1", "-"]
-    seeds = max(len(by_seed) for by_seed in by_rate.values())
-    rates = [rate for rate, by_seed in by_rate.items() if len(by_seed) == seeds]
+    counts = [len(by_seed) for by_seed in by_rate.values()]
+    seeds = max(statistics.multimode(counts))
+    rates = [rate for rate, by_seed in by_rate.items() if len(by_seed) >= seeds]
     tries = f"{len(rates)} x {seeds}"
     if all(statistics.mean(by_rate[rate].values()) <= CHANCE for rate in rates):
         return [tries, "chance"]

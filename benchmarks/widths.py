@@ -311,6 +311,36 @@ def narrowed(
     return kso.narrow(model, widths, data=x, table=table)
 
 
+def narrowed_by(
+    method: Run,
+    model: keras.Model,
+    table: kso.calibration.WidthTable,
+    share: float,
+    unit: int,
+    x: np.ndarray,
+) -> tuple[keras.Model, dict[str, int]]:
+    """The network of a method at a share of the parameters, and its widths.
+
+    Args:
+        method: One of `METHODS`.
+        model: The trained network.
+        table: Its table of widths.
+        share: float. Of the parameters.
+        unit: int. Searched widths are multiples of it.
+        x: Rows for calibration.
+    """
+    if method["widths"] == "searched":
+        widths = table.search(share, multiple_of=unit)
+    else:
+        widths = uniform_widths(table, share)
+    if method["order"] in ORDERS:
+        order = ORDERS[method["order"]](
+            model, [table.groups[name] for name in table.errors]
+        )
+        table = dataclasses.replace(table, order=order)
+    return narrowed(model, table, widths, bool(method["refit"]), x), widths
+
+
 class Widths(Measurement):
     """Trained networks made narrower at once: searched widths beside uniform ones.
 
@@ -364,27 +394,21 @@ class Widths(Measurement):
                 "accuracy": percent(model, data),
                 "parameters": model.count_params(),
             }
-        method = METHODS[which["method"]]
         x = data.x_train[:CALIBRATION]
         table, seconds = self.table_of(which, model, x)
-        if method["widths"] == "searched":
-            widths = table.search(
-                which["share"], multiple_of=UNITS[which["network"]]
-            )
-        else:
-            widths = uniform_widths(table, which["share"])
-        predicted = table.predicted(widths)
-        if method["order"] in ORDERS:
-            order = ORDERS[method["order"]](
-                model, [table.groups[name] for name in table.errors]
-            )
-            table = dataclasses.replace(table, order=order)
         start = time.perf_counter()
-        small = narrowed(model, table, widths, bool(method["refit"]), x)
+        small, widths = narrowed_by(
+            METHODS[which["method"]],
+            model,
+            table,
+            which["share"],
+            UNITS[which["network"]],
+            x,
+        )
         return {
             "accuracy": percent(small, data),
             "error": relative_error(small, model, data.x_test),
-            "predicted": predicted,
+            "predicted": table.predicted(widths),
             "parameters": small.count_params(),
             "widths": [*widths.values()],
             "table_seconds": seconds,
