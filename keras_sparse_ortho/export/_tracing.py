@@ -21,7 +21,7 @@ from keras_sparse_ortho.export._lstms import (
     read_lstms,
     save_lstms,
 )
-from keras_sparse_ortho.export._recurrent_loops import as_litert_has_loops
+from keras_sparse_ortho.export._recurrent_steps import with_short_steps
 from keras_sparse_ortho.export._signature import Nesting, leaves, pack
 from keras_sparse_ortho.quantization import fixed_ranges
 
@@ -144,7 +144,7 @@ def write_traced(
     with contextlib.ExitStack() as stack:
         ranges = fixed_ranges(model, traced.mark if marked else None)
         stack.enter_context(ranges)
-        stack.enter_context(as_litert_has_loops(model))
+        stack.enter_context(with_short_steps(model))
         if fused:
             stack.enter_context(placeholders(model, traced.lstms))
         if keras.backend.backend() == "jax":

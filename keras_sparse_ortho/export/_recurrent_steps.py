@@ -1,8 +1,8 @@
-"""Recurrent layers as loops that LiteRT runs fast.
+"""Recurrent layers as LiteRT runs them fast, in loops or step by step.
 
 A loop of Keras multiplies the inputs of each step by itself, and moves its tensors more often than
-it computes: 28 operations a step for a GRU that returns all outputs. Here one product has the inputs
-of all steps, and 21 operations are left.
+it computes: 28 operations a step for a GRU that returns all outputs. Here one product has the
+inputs of all steps, and 21 operations are left. Without a loop they are 14 for 18.
 """
 
 import contextlib
@@ -24,25 +24,19 @@ The first state is the output.
 
 
 @contextlib.contextmanager
-def as_litert_has_loops(model: keras.Model) -> Iterator[None]:
+def with_short_steps(model: keras.Model) -> Iterator[None]:
     """Inside, and in this thread, recurrent layers compute as LiteRT's converters can write them.
 
-    On TensorFlow: without cuDNN, and LSTM, GRU and SimpleRNN in short loops. On JAX: without loops.
+    On TensorFlow: without cuDNN. On JAX: without loops, too.
     """
-    # litert-converter 0.5 lacks loops.
-    has_loops = keras.backend.backend() != "jax"
     with contextlib.ExitStack() as stack:
         for layer, _ in walk(model, ""):
             if isinstance(layer, keras.layers.RNN):
-                settings: dict[str, Any] = {
-                    "use_cudnn": False,
+                inner_loop = functools.partial(_inner_loop, layer)
+                settings = {
+                    "inner_loop": inner_loop,
                     "cell": _without_dropout(layer.cell),
                 }
-                if has_loops and not layer.unroll:
-                    inner_loop = functools.partial(_inner_loop, layer)
-                    settings["inner_loop"] = inner_loop
-                else:
-                    settings["unroll"] = True
                 stack.enter_context(with_settings(layer, **settings))
         yield
 
@@ -66,9 +60,14 @@ def _inner_loop(
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
     """In place of a layer's `inner_loop`: its last output, all outputs, and its last states."""
     has_mask = any(each is not None for each in keras.tree.flatten(mask))
-    if has_mask or not _has_short_loop(layer, sequences):
+    # litert-converter 0.5 lacks loops.
+    unroll = layer.unroll or keras.backend.backend() == "jax"
+    if has_mask or not _has_short_steps(layer, sequences):
         plain = stand_in(
-            layer, use_cudnn=False, cell=_without_dropout(layer.cell)
+            layer,
+            use_cudnn=False,
+            unroll=unroll,
+            cell=_without_dropout(layer.cell),
         )
         return plain.inner_loop(
             sequences=sequences,
@@ -89,10 +88,11 @@ def _inner_loop(
     if layer.go_backwards:
         by_step = keras.ops.flip(by_step, axis=0)
     step = functools.partial(_STEPS[type(cell)], cell)
-    return _loop(step, by_step, list(initial_state), layer.return_sequences)
+    repeat = _one_by_one if unroll else _loop
+    return repeat(step, by_step, list(initial_state), layer.return_sequences)
 
 
-def _has_short_loop(layer: keras.layers.RNN, sequences: Tensor) -> bool:
+def _has_short_steps(layer: keras.layers.RNN, sequences: Tensor) -> bool:
     """Whether this file knows the steps of a layer, and their number."""
     cell = layer.cell
     if type(cell) not in _STEPS or layer.stateful:
@@ -104,13 +104,13 @@ def _has_short_loop(layer: keras.layers.RNN, sequences: Tensor) -> bool:
     return has_loop_of_keras and None not in sequences.shape
 
 
-def _loop(
+def _one_by_one(
     step: Callable[[Tensor, Sequence[Tensor]], list[Tensor]],
     products: Tensor,
     states: list[Tensor],
     has_all_outputs: bool,
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """Repeats a step in TensorFlow.
+    """Writes every step.
 
     Args:
         step: Products of a step, and states -> states.
@@ -122,6 +122,22 @@ def _loop(
         The last output; all outputs, `(batch, steps, units)`, or the last one as the only step;
         and the last states.
     """
+    outputs = []
+    for row in keras.ops.unstack(products, axis=0):
+        states = step(row, states)
+        outputs.append(states[0])
+    if not has_all_outputs:
+        return states[0], states[0][:, None], states
+    return states[0], keras.ops.stack(outputs, axis=1), states
+
+
+def _loop(
+    step: Callable[[Tensor, Sequence[Tensor]], list[Tensor]],
+    products: Tensor,
+    states: list[Tensor],
+    has_all_outputs: bool,
+) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """Repeats a step in a loop of TensorFlow; arguments and answer are those of `_one_by_one`."""
     import tensorflow as tf
 
     count = products.shape[0]

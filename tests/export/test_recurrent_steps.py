@@ -1,4 +1,4 @@
-"""Recurrent layers as short loops: the products of all inputs at once."""
+"""Recurrent layers in files: the products of all inputs at once, and few operations a step."""
 
 import keras
 import numpy as np
@@ -7,7 +7,8 @@ import pytest
 from keras_sparse_ortho.export import export_litert, kind_of, read_model
 from tests.export.models import layers
 
-pytestmark = [pytest.mark.tensorflow_only, pytest.mark.core]
+pytestmark = pytest.mark.core
+in_loops = pytest.mark.tensorflow_only
 
 STEPS, FEATURES, UNITS = 7, 5, 6
 MOST_OPERATIONS = {  # of a step, its counters included; in Keras' loops 21, 19 and 8
@@ -19,7 +20,7 @@ OF_ALL_OUTPUTS = 4  # 7 in Keras' loops
 KINDS = [getattr(layers, name) for name in MOST_OPERATIONS]
 
 
-def exported(made, path, shape=(STEPS, FEATURES)):
+def exported(made, path, shape=(STEPS, FEATURES), mode=None):
     """The report of a network of layers, and the kinds of operations of each loop's body."""
     keras.utils.set_random_seed(0)
     model = keras.Sequential([keras.Input(shape, name="x"), *made])
@@ -27,7 +28,7 @@ def exported(made, path, shape=(STEPS, FEATURES)):
     sample = rng.normal(size=(4, *shape)).astype("float32")
     assert np.abs(model(sample)).max() > 0.05
     before = [sorted(vars(layer)) for layer in model.layers]
-    report = export_litert(model, path, sample=sample)
+    report = export_litert(model, path, mode=mode, sample=sample)
     assert before == [sorted(vars(layer)) for layer in model.layers]
     file = read_model(path.read_bytes())
     bodies = [
@@ -49,6 +50,7 @@ OPTIONS = [
 ]
 
 
+@in_loops
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_step_has_one_product(tmp_path, kind, options):
@@ -62,6 +64,7 @@ def test_a_step_has_one_product(tmp_path, kind, options):
     assert report.folded == ()
 
 
+@in_loops
 @pytest.mark.parametrize("kind", KINDS)
 def test_inside_other_layers(tmp_path, kind):
     made = [
@@ -73,6 +76,7 @@ def test_inside_other_layers(tmp_path, kind):
     assert [body.count("FULLY_CONNECTED") for body in bodies] == [1, 1, 1]
 
 
+@in_loops
 @pytest.mark.parametrize("kind", KINDS)
 def test_dropout_leaves_no_operation(tmp_path, kind):
     """Keras draws the masks in inference, too."""
@@ -118,6 +122,7 @@ KERAS_LOOPS = {
 }
 
 
+@in_loops
 @pytest.mark.parametrize("name", KERAS_LOOPS)
 def test_other_layers_keep_the_loop_of_keras(tmp_path, name):
     report, [body] = exported(KERAS_LOOPS[name](), tmp_path / "m.tflite")
@@ -125,6 +130,7 @@ def test_other_layers_keep_the_loop_of_keras(tmp_path, name):
     assert body.count("FULLY_CONNECTED") >= 2
 
 
+@in_loops
 def test_steps_of_images_keep_the_loop_of_keras(tmp_path):
     made = [layers.ConvLSTM1D(3, 2, dropout=0.2)]
     report, [body] = exported(made, tmp_path / "m.tflite", shape=(4, 6, 2))
@@ -147,3 +153,25 @@ def test_a_state_that_is_given_and_one_that_is_returned(tmp_path):
     ]
     report = export_litert(model, tmp_path / "m.tflite", sample=sample)
     assert report.max_abs_diff < 1e-6
+
+
+MOST_WITHOUT_A_LOOP = {"GRU": 14, "LSTM": 12, "SimpleRNN": 4}
+
+
+@pytest.mark.parametrize("options", [{}, {"return_sequences": True}], ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_steps_without_a_loop(tmp_path, kind, options):
+    """With `unroll=True`, and on JAX always; float32 has the fused LSTM there."""
+    path = tmp_path / "m.tflite"
+    counts = []
+    for steps in (4, 5):
+        layer = kind(UNITS, unroll=True, go_backwards=True, **options)
+        shape = (steps, FEATURES)
+        report, bodies = exported([layer], path, shape, "dynamic_int8")
+        assert bodies == []
+        assert report.error < 0.02
+        file = read_model(path.read_bytes())
+        [graph] = file.subgraphs
+        counts.append(len(graph.operators))
+    few, more = counts
+    assert more - few <= MOST_WITHOUT_A_LOOP[kind.__name__]
