@@ -146,7 +146,7 @@ class Recurrent(Measurement):
                 if "ms" not in line:
                     rows.append([*row, "no file", "", ""])
                     continue
-                factor = ""
+                factor = "-"
                 if bases:
                     factor = f"{bases[0]['ms'] / line['ms']:.2f}"
                 row += [f"{line['bytes']:,}", f"{line['ms']:.3g}", factor]

@@ -143,7 +143,9 @@ def _loop(
     count = products.shape[0]
     outputs = []
     if has_all_outputs:
-        outputs = [tf.zeros((count, *states[0].shape), states[0].dtype)]
+        # Any tensor of this shape, as each step is written; zeros would be stored in the file.
+        units = states[0].shape[-1]
+        outputs = [products[..., :units]]
 
     def is_before_end(time: Tensor, *_: Tensor) -> Tensor:
         return time < count
