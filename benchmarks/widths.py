@@ -325,7 +325,7 @@ def narrowed_by(
         method: One of `METHODS`.
         model: The trained network.
         table: Its table of widths.
-        share: float. Of the parameters.
+        share: float. A share of the parameters.
         unit: int. Searched widths are multiples of it.
         x: Rows for calibration.
     """

@@ -59,17 +59,18 @@ def _inner_loop(
     training: bool = False,
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
     """In place of a layer's `inner_loop`: its last output, all outputs, and its last states."""
-    has_mask = any(each is not None for each in keras.tree.flatten(mask))
+    masks = keras.tree.flatten(mask)
+    has_mask = any(tensor is not None for tensor in masks)
     # litert-converter 0.5 lacks loops.
     unroll = layer.unroll or keras.backend.backend() == "jax"
     if has_mask or not _has_short_steps(layer, sequences):
-        plain = stand_in(
+        without_cudnn = stand_in(
             layer,
             use_cudnn=False,
             unroll=unroll,
             cell=_without_dropout(layer.cell),
         )
-        return plain.inner_loop(
+        return without_cudnn.inner_loop(
             sequences=sequences,
             initial_state=initial_state,
             mask=mask,
