@@ -279,6 +279,39 @@ def test_mirrored_starts_stand_beside_their_rivals(methods_summary):
     assert methods_summary.mirrored(runs[:2]) == ""
 
 
+def test_seeds_of_the_untuned_rate_are_no_tries(methods_summary):
+    options = {"settings": {}}
+    lines = []
+    seeds_by_rate = {0.01: range(5), 0.03: range(2), 0.09: range(2), 0.2: [0]}
+    for rate, seeds in seeds_by_rate.items():
+        for seed in seeds:
+            line = run("net", "dense", 0.1, seed, options, rate, 0.0)
+            del line["accuracy"]
+            lines.append(line | {"validation": 0.5})
+    final = run("net", "dense", 0.1, 0, options, 0.09, 0.5)
+    answer = methods_summary.tries_and_edge(lines, [final])
+    assert answer == ["3 x 2", "high"]
+
+
+def test_all_seeds_at_the_rate_that_nobody_tuned(
+    methods, monkeypatch, tmp_path
+):
+    settings = methods.settings("methods")["cnn"]
+    untuned = []
+
+    def train(net, method, density, seed, data, options, rate=None):
+        if len(data.x_train) < 1257 and rate == settings["learning_rate"]:
+            untuned.append(seed)
+        return run(net, method, density, seed, options, rate, 0.5)
+
+    monkeypatch.setattr(methods, "train", train)
+    small = [*SMALL, "0.1", "--methods", "base_erk", "--untuned"]
+    seeds = ["--seeds", "0", "1", "2", "3"]
+    out = ["--out", str(tmp_path / "runs.jsonl")]
+    methods.Methods.command([*small, *seeds, *out])
+    assert sorted(untuned) == [0, 1, 2, 3]
+
+
 def test_untuned_accuracies_are_those_of_the_split_at_one_rate(methods_summary):
     options = {"settings": {}}
     tests = [
