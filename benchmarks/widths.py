@@ -185,8 +185,11 @@ def common_widths(
     table: kso.calibration.WidthTable, share: float
 ) -> dict[str, int]:
     """One share of the width of every group."""
-    full = {name: table.groups[name].width for name in table.errors}
-    return {name: max(round(share * width), 1) for name, width in full.items()}
+    widths = {}
+    for name in table.errors:
+        group = table.groups[name]
+        widths[name] = group.unit * max(round(share * group.steps), 1)
+    return widths
 
 
 def by_norms(
@@ -196,7 +199,7 @@ def by_norms(
     kernels = kernels_of(model)
     order = {}
     for group in channel_groups:
-        squares = np.zeros(group.width)
+        squares = np.zeros(group.steps)
         for path, rows in group.rows.items():
             by_row = squares_of_rows(kernels[path])
             squares += by_row[rows].sum(axis=1) / by_row.sum()
@@ -215,10 +218,14 @@ def by_group_norms(
     kernels = kernels_of(model)
     order = {}
     for group in channel_groups:
-        squares = np.zeros(group.width)
+        squares = np.zeros(group.steps)
         for path, rows in group.rows.items():
             squares += squares_of_rows(kernels[path])[rows].sum(axis=1)
-        for operation in operations_with_channels(model, group):
+        # Channels that go together, as of an STFT, are judged by their readers.
+        operations = []
+        if group.unit == 1:
+            operations = operations_with_channels(model, group)
+        for operation in operations:
             for weight in getattr(operation, "trainable_weights", []):
                 squares += squares_of_channels(weight, group.width)
         order[group.name] = np.argsort(squares, kind="stable")
@@ -290,7 +297,7 @@ def without_refit(
     kernels = kernels_of(copy)
     for name, width in widths.items():
         group = table.groups[name]
-        gone = table.order[name][: group.width - width]
+        gone = table.order[name][: (group.width - width) // group.unit]
         for path, rows in group.rows.items():
             kernel = kernels[path].numpy().copy()
             kernel.reshape(-1, kernel.shape[-1])[rows[gone].ravel()] = 0.0
