@@ -29,15 +29,21 @@ def with_short_steps(model: keras.Model) -> Iterator[None]:
 
     On TensorFlow: without cuDNN. On JAX: without loops, too.
     """
+    # litert-converter 0.5 lacks loops.
+    has_loops = keras.backend.backend() != "jax"
     with contextlib.ExitStack() as stack:
         for layer, _ in walk(model, ""):
             if isinstance(layer, keras.layers.RNN):
-                inner_loop = functools.partial(_inner_loop, layer)
-                settings = {
-                    "inner_loop": inner_loop,
-                    "cell": _without_dropout(layer.cell),
-                }
-                stack.enter_context(with_settings(layer, **settings))
+                cell = _without_dropout(layer.cell)
+                unroll = layer.unroll or not has_loops
+                plain = stand_in(
+                    layer, use_cudnn=False, unroll=unroll, cell=cell
+                )
+                inner_loop = functools.partial(_inner_loop, plain)
+                settings = with_settings(
+                    layer, inner_loop=inner_loop, cell=cell
+                )
+                stack.enter_context(settings)
         yield
 
 
@@ -61,16 +67,8 @@ def _inner_loop(
     """In place of a layer's `inner_loop`: its last output, all outputs, and its last states."""
     masks = keras.tree.flatten(mask)
     has_mask = any(tensor is not None for tensor in masks)
-    # litert-converter 0.5 lacks loops.
-    unroll = layer.unroll or keras.backend.backend() == "jax"
     if has_mask or not _has_short_steps(layer, sequences):
-        without_cudnn = stand_in(
-            layer,
-            use_cudnn=False,
-            unroll=unroll,
-            cell=_without_dropout(layer.cell),
-        )
-        return without_cudnn.inner_loop(
+        return layer.inner_loop(
             sequences=sequences,
             initial_state=initial_state,
             mask=mask,
@@ -82,7 +80,7 @@ def _inner_loop(
     if layer.go_backwards:
         by_step = keras.ops.flip(by_step, axis=0)
     states = list(initial_state)
-    if unroll:
+    if layer.unroll:
         products = _products(cell, by_step)
         return _one_by_one(step, products, states, layer.return_sequences)
 
