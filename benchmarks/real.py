@@ -1199,8 +1199,14 @@ def is_class(kind: OutputKind) -> bool:
 
 def points(line: Run, counts: Callable[[str], bool]) -> str:
     """The largest loss of the outputs that count, in points; "-" if none does."""
+    lost = largest_loss(line, counts)
+    return "-" if lost is None else f"{100 * lost:.1f}"
+
+
+def largest_loss(line: Run, counts: Callable[[str], bool]) -> float | None:
+    """The largest loss of the outputs that count; `None` if none does."""
     lost = [loss for name, loss in line["lost"].items() if counts(name)]
-    return f"{100 * max(lost):.1f}" if lost else "-"
+    return max(lost, default=None)
 
 
 def percent(share: float) -> str:

@@ -15,6 +15,7 @@ from runner import Measurement, Run, Setting, main
 
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.calibration._output_errors import _logits as logits_of
+from keras_sparse_ortho.errors import BudgetError
 from keras_sparse_ortho.models import output_kinds, output_names
 from keras_sparse_ortho.shrinking._judge import Judge
 
@@ -73,7 +74,7 @@ class RealWidths(Measurement):
                     small, chosen = widths.narrowed_by(
                         method, dense, table, share, UNIT, x
                     )
-                except ValueError as error:  # a share that is out of reach
+                except BudgetError as error:  # a share that is out of reach
                     lines.append(line | {"reason": str(error)[:200]})
                     continue
                 predicted = {"predicted": table.predicted(chosen)}
@@ -131,8 +132,7 @@ class _Judged:
         outputs = keras.tree.flatten(model.predict(self._tested, verbose=0))
         verdict = self._judge.verdict(outputs)
         errors = [
-            np.sum((logits - first) ** 2)
-            / np.sum((first - first.mean(axis=0)) ** 2)
+            widths.relative_distance(logits, first)
             for logits, first in zip(
                 self._logits_of(outputs), self._logits, strict=True
             )
@@ -172,12 +172,7 @@ def _table(lines: list[Run]) -> str:
             100 * line["accuracy"] for line in members if "accuracy" in line
         ]
         row.append(f"{statistics.mean(accuracies):.1f}" if accuracies else "")
-        if method == DENSE:
-            row += ["", ""]
-        else:
-            row.append(f"{statistics.mean(column(members, 'error')):.2g}")
-            predicted = statistics.mean(column(members, "predicted"))
-            row.append(f"{predicted:.2g}" if method.endswith("OBS") else "")
+        row += widths.errors_of(members, method)
         row.append(f"{statistics.mean(column(members, 'parameters')):,.0f}")
         rows.append(row)
     header = ["share", "method", "classes lost", "95%", "values lost", "95%"]
@@ -189,13 +184,12 @@ def _lost(lines: list[Run], is_class: bool) -> list[str]:
     """The mean loss over the seeds in points, and half its 95% interval."""
     losses = []
     for line in lines:
-        of_kind = [
-            loss
-            for name, loss in line["lost"].items()
-            if (name in line["classes"]) == is_class
-        ]
-        if of_kind:
-            losses.append(100 * max(of_kind))
+        classes = line["classes"]
+        loss = real.largest_loss(
+            line, lambda name, classes=classes: (name in classes) == is_class
+        )
+        if loss is not None:
+            losses.append(100 * loss)
     if not losses:
         return ["", ""]
     return [f"{statistics.mean(losses):.1f}", widths.interval(losses)]

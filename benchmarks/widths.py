@@ -494,10 +494,23 @@ def relative_error(
     outputs, first = (
         one.predict(x, batch_size=500, verbose=0) for one in (model, reference)
     )
-    return float(
-        np.sum((outputs - first) ** 2)
-        / np.sum((first - first.mean(axis=0)) ** 2)
-    )
+    return relative_distance(outputs, first)
+
+
+def relative_distance(outputs: np.ndarray, reference: np.ndarray) -> float:
+    """The squared distance of outputs, as a share of the reference's from its mean."""
+    distance = np.sum((outputs - reference) ** 2)
+    return float(distance / np.sum((reference - reference.mean(axis=0)) ** 2))
+
+
+def errors_of(runs: list[Run], method: str) -> list[str]:
+    """The mean error of a method, and the predicted one of its widths for the order of OBS."""
+    if method == "dense":
+        return ["", ""]
+    error = f"{statistics.mean(column(runs, 'error')):.2g}"
+    if not method.endswith("OBS"):
+        return [error, ""]
+    return [error, f"{statistics.mean(column(runs, 'predicted')):.2g}"]
 
 
 def table_of_methods(runs: list[Run]) -> str:
@@ -510,12 +523,7 @@ def table_of_methods(runs: list[Run]) -> str:
             mean_and_deviation(column(members, "accuracy")),
         ]
         row.append(interval(column(members, "accuracy")))
-        if method == "dense":
-            row += ["", ""]
-        else:
-            row.append(f"{statistics.mean(column(members, 'error')):.2g}")
-            predicted = statistics.mean(column(members, "predicted"))
-            row.append(f"{predicted:.2g}" if method.endswith("OBS") else "")
+        row += errors_of(members, method)
         row.append(f"{statistics.mean(column(members, 'parameters')):.0f}")
         rows.append((-share, method, row))
     order = ["dense", *METHODS]
