@@ -59,6 +59,7 @@ from keras_sparse_ortho.export._routes import (
     routes_of,
 )
 from keras_sparse_ortho.export._rows import doubts, inputs_of, rows_of
+from keras_sparse_ortho.export._short_names import shorten_names
 from keras_sparse_ortho.export._signature import (
     leaves,
     nesting_of,

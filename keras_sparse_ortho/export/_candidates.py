@@ -29,6 +29,7 @@ from keras_sparse_ortho.export._kernel_names import name_kernels
 from keras_sparse_ortho.export._lstms import NO_LSTMS, LstmPlan
 from keras_sparse_ortho.export._record import with_record
 from keras_sparse_ortho.export._routes import Route, RouteOutcome
+from keras_sparse_ortho.export._short_names import shorten_names
 from keras_sparse_ortho.export._task import Task, Workspace
 from keras_sparse_ortho.export._unread import drop_unread
 from keras_sparse_ortho.export._weight_zeros import (
@@ -205,6 +206,7 @@ def _with_names(
     try:
         kernels |= _lstms_in(task, content).quarters
         model = read_model(content)
+        shorten_names(model)
         name_kernels(model, kernels)
         drop_unread(model)
         named = with_record(model, record)
