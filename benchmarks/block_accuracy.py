@@ -539,7 +539,8 @@ def roads_table(lines: list[Run]) -> str:
         blocks, Fashion-MNIST, {TASKS["ViT"].steps} steps, batch 64. Transformer on text: two such
         blocks, 32 characters, {TASKS["Transformer on text"].steps} steps, batch 32, nats. Rates are
         chosen among three by one more seed on validation rows, at density 0.125, or 0.25 where it
-        is the only one; all roads of the CNN, and some of the others, took the largest. In the CNN
+        is the only one. At `low` or `high` it is the least or the largest of the three: a better
+        one may lie beyond. In the CNN
         each line has one live block, which RigL cannot move. A probe's steps come first;
         percentages are parts of all steps. On JAX.
         """
@@ -590,8 +591,19 @@ def road_cell(
         return ""
     rate = best_rate(lines, task, road) if tuned else UNTUNED
     scores = [abs(run["score"]) for run in members if run["rate"] == rate]
+    if len(scores) < 2:
+        return ""
     digits = 3 if TASKS[task].in_nats else 2
-    return mean_and_deviation(scores, digits, "±") if len(scores) > 1 else ""
+    cell = mean_and_deviation(scores, digits, "±")
+    return f"{cell} {edge_of(task, rate)}".strip() if tuned else cell
+
+
+def edge_of(task: str, rate: float) -> str:
+    """The edge of the rates of a task at which one is, or nothing."""
+    rates = TASKS[task].rates
+    if rate == min(rates):
+        return "low"
+    return "high" if rate == max(rates) else ""
 
 
 # --- pruned ---------------------------------------------------------------------------------------
