@@ -1262,7 +1262,9 @@ class Shrunk(Measurement):
             output: CLASSES if is_class(kind) else of_values
             for output, kind in zip(names, kinds, strict=True)
         }
-        judge = Judge(expected, None, None, kinds, names, limits)
+        judge = Judge(
+            expected, None, None, kinds, names, limits, least_loss=0.0
+        )
         folder = FETCHED / "shrunk" / name
         folder.mkdir(parents=True, exist_ok=True)
         lines: dict[pathlib.Path, Run] = {}

@@ -124,7 +124,13 @@ class _Judged:
             if real.is_class(kind)
         ]
         self._judge = Judge(
-            self._outputs, None, None, kinds, self._names, real.CLASSES
+            self._outputs,
+            None,
+            None,
+            kinds,
+            self._names,
+            real.CLASSES,
+            least_loss=0.0,
         )
 
     def line(self, model: keras.Model) -> Run:

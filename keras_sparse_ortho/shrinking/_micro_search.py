@@ -118,13 +118,9 @@ class MicroTrials(Trials):
         route: str,
         start: float,
         widths: Widths | None = None,
-        *,
-        is_trained: bool = False,
     ) -> Trial:
         """Exports a model, judges its file, and measures its array."""
-        trial = super().export(
-            name, model, route, start, widths, is_trained=is_trained
-        )
+        trial = super().export(name, model, route, start, widths)
         if trial.reason is not None:
             return trial
         path = self.file_of(trial)

@@ -15,7 +15,6 @@ from keras_sparse_ortho.shrinking._judge import (
     NO_SCORE,
     OutputScore,
     Score,
-    bound_of_loss,
 )
 from keras_sparse_ortho.shrinking._max_drop import MaxDrop, limit_of
 from keras_sparse_ortho.shrinking._microcontroller import MicroFigures
@@ -46,7 +45,6 @@ class Trial(Answering):
             nearest to its limit, or that is farthest beyond it.
         margin: float. The standard error of `lost`.
         measure: str. The score of this output, such as "expected accuracy".
-        is_trained: bool. Whether the network learned the dense model's outputs.
         agreement: float. The share of answers that are the dense model's class; nan if no output
             is a class.
         widths: dict. The channels of each group that were left, by its name; empty if none went.
@@ -66,7 +64,6 @@ class Trial(Answering):
     lost: float = math.inf
     margin: float = 0.0
     measure: str = ""
-    is_trained: bool = False
     agreement: float = math.nan
     widths: Mapping[str, int] = dataclasses.field(
         default_factory=dict, repr=False
@@ -84,10 +81,8 @@ class Trial(Answering):
 
     @property
     def bound(self) -> float:
-        """The loss with its margin; twice the loss of expected accuracy of a trained network."""
-        return bound_of_loss(
-            self.measure, self.lost, self.margin, self.is_trained
-        )
+        """The loss that a limit is compared with: `lost`, and one standard error."""
+        return self.lost + self.margin
 
     def loses_at_most(self, max_drop: MaxDrop) -> bool:
         """Whether there is a file, and the bound of each loss is within its limit.

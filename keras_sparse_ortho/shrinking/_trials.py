@@ -33,7 +33,7 @@ from keras_sparse_ortho.shrinking._shrink_report import Trial, frontier_of
 _LONGEST_REASON = 100  # characters of a reason in the table
 _RANGED = 256  # examples that ranges of static int8 are measured on: more are no better
 _COMPARED = 16  # examples, one by one in Keras with a file
-_TRAINING_SHARE = 0.25  # of the time that is left, for one training
+_TRAINING_SHARE = 0.33  # of the time that is left, for one training
 _REFUSALS = (
     ExportRouteError,
     ExportConversionError,
@@ -135,14 +135,7 @@ class Trials:
             trial = Trial(name, "", reason=shortly(error))
             self.made.append(trial)
             return trial, None
-        trial = self.export(
-            name,
-            model,
-            route,
-            start,
-            widths,
-            is_trained=training is not None,
-        )
+        trial = self.export(name, model, route, start, widths)
         return trial, model
 
     def _train(self, model: keras.Model, training: Training) -> None:
@@ -164,8 +157,6 @@ class Trials:
         route: str,
         start: float,
         widths: Widths | None = None,
-        *,
-        is_trained: bool = False,
     ) -> Trial:
         """Exports a model and judges its file.
 
@@ -175,7 +166,6 @@ class Trials:
             route: str. The `mode` of `export_litert`.
             start: float. When the work on the trial began, by `time.monotonic`.
             widths: Those of its groups of channels, for the report.
-            is_trained: bool. Whether it learned the dense model's outputs.
         """
         number = len(self.made)
         path = self._folder / f"{number}.tflite"
@@ -185,9 +175,7 @@ class Trials:
         try:
             with without_warnings():  # the table has what they say
                 report = export_litert(model, path, mode=route, **options)
-            verdict = self.examples.judge.verdict(
-                self._answers(path), is_trained=is_trained
-            )
+            verdict = self.examples.judge.verdict(self._answers(path))
         except refusals as error:
             trial = Trial(name, route, reason=shortly(error))
         else:
@@ -204,7 +192,6 @@ class Trials:
                 lost=verdict.lost,
                 margin=verdict.margin,
                 measure=verdict.measure,
-                is_trained=is_trained,
                 agreement=verdict.agreement,
                 outputs=verdict.outputs,
                 widths=dict(widths or {}),
