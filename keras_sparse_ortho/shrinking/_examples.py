@@ -27,7 +27,9 @@ _LEAST_EXAMPLES = 32
 _LEAST_TO_TRAIN = 1500
 _CALIBRATION = 2048  # at most; `widths` takes fewer if they take long
 _TIMED = 512  # examples of the forward pass that is timed
-_STEP_COST = 4  # times a forward pass
+# A training step, in forward passes of the same rows through the same network: at first, and at
+# least.
+_STEP_COST, _LEAST_STEP_COST = 4.0, 2.0
 _READING_SHARE = 0.25  # of the time may pass in reading a data set, and
 _LEAST_READING = 10.0  # seconds
 
@@ -38,11 +40,11 @@ class Training:
 
     Attributes:
         options: dict. The arguments of `distill`.
-        cost: float. A forward pass of the network, relative to the dense one's.
+        forward_seconds: float. A forward pass of one row through the network.
     """
 
     options: dict[str, Any]
-    cost: float = 1.0
+    forward_seconds: float
 
     def at_rate(self, learning_rate: float) -> "Training":
         """The same with another highest rate."""
@@ -65,7 +67,7 @@ class Examples:
         calibration: Inputs for moments, statistics and ranges: the first training ones.
         judge: Judge. Scores outputs on `held`.
         logits: For each output the function from logits to it, as `distill` wants it.
-        seconds_each: float. A forward pass of one example, in seconds.
+        seconds_each: float. A forward pass of one example through the dense model.
 
     Args:
         original: The user's model, whose last layers and loss say what its outputs are.
@@ -102,9 +104,9 @@ class Examples:
                 f"make the files. Received: {count} rows"
             )
         order = np.random.default_rng(seed).permutation(count)
-        self.seconds_each = _time_of_one(
-            model, rows_at(self._inputs, order[:_TIMED])
-        )
+        self._step_cost = _STEP_COST
+        self._timed = rows_at(self._inputs, order[:_TIMED])
+        self.seconds_each = self.forward_seconds(model)
         # A file of a large model may take three times as long: a tenth of the time.
         fitting = seconds / 30 / self.seconds_each
         judging_count = int(
@@ -138,15 +140,23 @@ class Examples:
                 f"Received: {self.judge.name} {self.judge.dense.mean:.4f} on {self.count} rows"
             )
 
+    def forward_seconds(self, model: keras.Model) -> float:
+        """Seconds of a forward pass of one example, measured.
+
+        The size of a network says less: the steps of a recurrent layer take their time, however
+        few its units are.
+        """
+        return _time_of_one(model, self._timed)
+
     def took(self, seconds: float, training: Training) -> None:
-        """Notes how long a training took, so that the next one gets fewer examples if it was slow.
+        """Notes how long a training took, by which the next one gets its examples.
 
         Args:
             seconds: float. The time it took.
             training: Training. From `to_train`.
         """
-        forward_passes = _STEP_COST * training.cost * training.rows_seen
-        self.seconds_each = max(self.seconds_each, seconds / forward_passes)
+        forward_seconds = training.forward_seconds * training.rows_seen
+        self._step_cost = max(seconds / forward_seconds, _LEAST_STEP_COST)
 
     def to_train(
         self,
@@ -154,7 +164,7 @@ class Examples:
         most_passes: int,
         *,
         fewest: int = _LEAST_TO_TRAIN,
-        cost: float = 1.0,
+        forward_seconds: float | None = None,
         **options: Any,
     ) -> Training | None:
         """The training that a time allows; `None` if it allows too few examples.
@@ -165,10 +175,13 @@ class Examples:
             seconds: float. How long training may take.
             most_passes: int. How often it sees each example, at most.
             fewest: int. The fewest examples that are enough.
-            cost: float. A forward pass of the network, relative to the dense one's.
+            forward_seconds: float. A forward pass of one row through the network that is trained.
+                Default: through the dense model.
             options: Other arguments of `distill`.
         """
-        row_seconds = _STEP_COST * cost * self.seconds_each
+        if forward_seconds is None:
+            forward_seconds = self.seconds_each
+        row_seconds = self._step_cost * forward_seconds
         rows_within = int(max(seconds, 0.0) / row_seconds)
         passes = rows_within // max(len(self._training), 1)
         passes = max(1, min(passes, most_passes))
@@ -180,7 +193,7 @@ class Examples:
             "data": (rows_at(self._inputs, chosen),),
             "epochs": passes,
         }
-        return Training(options, cost)
+        return Training(options, forward_seconds)
 
 
 def _time_of_one(model: keras.Model, inputs: Any) -> float:

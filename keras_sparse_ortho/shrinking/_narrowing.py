@@ -24,8 +24,8 @@ _RATE = 1e-3
 _LOW_RATE = 3e-4  # where little is lost
 _LOWER = 0.2  # times the rate, after a training that did harm
 _WORTH_TRAINING = 0.25  # of the limit: training can do harm where less was lost
-# Times the limit: training takes away a third to two thirds of the loss.
-_HOPELESS = 6.0
+# Times the limit: no network that lost more came within it by training.
+_HOPELESS = 3.0
 
 
 def width_table(trials: Trials) -> WidthTable | None:
@@ -74,8 +74,7 @@ class Narrowing:
     ) -> None:
         self._trials = trials
         self._table = table
-        self._shares = WidthShares(table)
-        self._cost = self._shares.preferred(prefer)
+        self._cost = WidthShares(table).preferred(prefer)
         self._route = route
         self._highest_rate = _RATE
 
@@ -132,7 +131,7 @@ class Narrowing:
         training = trials.examples.to_train(
             trials.seconds_to_train(),
             _MOST_PASSES,
-            cost=self._shares.training(choice),
+            forward_seconds=trials.examples.forward_seconds(model),
             seed=trials.seed,
             learning_rate=rate,
         )

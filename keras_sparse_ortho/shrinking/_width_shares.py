@@ -4,8 +4,6 @@ from collections.abc import Mapping
 
 from keras_sparse_ortho.calibration import Costs, WidthTable
 
-_LEAST_TRAINING_COST = 0.2  # what Keras takes for a step, whatever the widths
-
 Widths = Mapping[str, int]
 
 
@@ -41,14 +39,6 @@ class WidthShares:
     def work(self, widths: Widths) -> float:
         """The multiply-adds as runtimes do them, 16 outputs together."""
         return self._share(widths, "work")
-
-    def training(self, widths: Widths) -> float:
-        """The cost of a training step."""
-        try:
-            share = self._share(widths, "flops")
-        except ValueError:  # of inputs whose size is not known
-            share = self.bytes(widths)
-        return max(share, _LEAST_TRAINING_COST)
 
     def _mean(self, widths: Widths) -> float:
         return 0.5 * (self.bytes(widths) + self.work(widths))
