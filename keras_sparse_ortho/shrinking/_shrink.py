@@ -71,9 +71,9 @@ def shrink(
     as many bytes as any other number.
 
     Outputs of classes are scored by accuracy, with labels; without, by the accuracy that the dense
-    model expects: the mean of its probability of the class that the file answers. A trained network
-    has learned these probabilities, so its loss of expected accuracy counts twice. Others are
-    scored by the explained variance. The last layers and the compiled loss say which are classes.
+    model expects: the mean of its probability of the class that the file answers. An answer that is
+    not the dense model's loses an eighth at least. Others are scored by the explained variance. The
+    last layers and the compiled loss say which are classes.
 
     With `target="micro"` files are static int8 with int8 ends, for LiteRT Micro, and the limits are
     those of the device. It writes the file of least loss within them:

@@ -521,11 +521,11 @@ def test_a_training_says_how_many_rows_the_next_one_gets():
     assert rows_and_passes(training) == (6000, 1)
     examples.took(48.0, training)  # twice as long as meant: a busy machine
     assert rows_and_passes(examples.to_train(24.0, 3)) == (3000, 1)
-    examples.took(1.0, training)  # at least two forward passes for a step
-    assert rows_and_passes(examples.to_train(12.0, 3)) == (6000, 1)
+    examples.took(1.0, training)  # at least 1.5 forward passes for a step
+    assert rows_and_passes(examples.to_train(9.0, 3)) == (6000, 1)
     assert examples.to_train(-5.0, 3) is None
-    assert examples.to_train(2.0, 3) is None  # 1000 rows are too few
-    assert rows_and_passes(examples.to_train(2.0, 3, fewest=500)) == (1000, 1)
+    assert examples.to_train(1.5, 3) is None  # 1000 rows are too few
+    assert rows_and_passes(examples.to_train(1.5, 3, fewest=500)) == (1000, 1)
 
 
 def test_all_examples_are_seen_before_some_are_seen_again():
