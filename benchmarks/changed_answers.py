@@ -1,4 +1,4 @@
-"""What an answer costs that a smaller network changed: by labels, and as the dense one expects.
+"""The cost of answers that a smaller network changed: by labels, and as the dense one expects.
 
 python benchmarks/changed_answers.py [--networks gru] [options]
 """
@@ -74,7 +74,7 @@ class ChangedAnswers(Measurement):
         return [which | figures_of(small, dense, tested, labels[: len(tested)])]
 
     def report(self, lines: list[Run]) -> str:
-        text = "# What an answer costs that changed\n\n" + sentences(
+        text = "# The cost of changed answers\n\n" + sentences(
             f"""
             {machine()}, Keras {keras.__version__} on {keras.backend.backend()}. Trained networks,
             narrowed to a share of their parameters and refitted, or trained to answer as the dense

@@ -26,26 +26,26 @@ def shorten_names(model: ModelT) -> None:
 
 def _shorten_in(graph: SubGraphT) -> None:
     ends = {*map(int, graph.inputs), *map(int, graph.outputs)}
-    taken = {name_of(graph.tensors[index]) for index in ends}
+    names = {name_of(graph.tensors[index]) for index in ends}
     for index, tensor in enumerate(graph.tensors):
         if index in ends or tensor.name is None:
             continue
-        name = _distinct(_short(name_of(tensor)), taken)
-        taken.add(name)
+        name = _distinct(_short(name_of(tensor)), names)
+        names.add(name)
         tensor.name = name.encode()
 
 
 def _short(name: str) -> str:
-    """The first name, without its first part."""
-    first = name.split(_BETWEEN_NAMES)[0]
-    return first.split(_BETWEEN_PARTS, maxsplit=1)[-1]
+    """The name of the first operation, without that of the model."""
+    operation = name.split(_BETWEEN_NAMES)[0]
+    return operation.split(_BETWEEN_PARTS, maxsplit=1)[-1]
 
 
-def _distinct(name: str, taken: set[str]) -> str:
+def _distinct(name: str, others: set[str]) -> str:
     """The name, or the name with the first number that makes it a new one."""
     distinct = name
     number = 1
-    while distinct in taken:
+    while distinct in others:
         number += 1
         distinct = f"{name}_{number}"
     return distinct

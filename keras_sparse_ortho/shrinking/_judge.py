@@ -64,7 +64,7 @@ def expected_accuracy(
         probabilities: The dense model's, with one entry of two classes, or an entry for each class.
         got: The outputs of the file.
         half: float. Where the two classes of a single entry of `got` part.
-        least_loss: float. What a changed answer loses at least.
+        least_loss: float. The least loss of a changed answer.
     """
     if probabilities.shape[-1] == 1:
         best = np.maximum(probabilities, 1.0 - probabilities)
@@ -162,7 +162,7 @@ class Judge:
         kinds: The meaning of each output. Default: nothing is known of them.
         names: The name of each output. Default: their numbers.
         max_drop: The limits, which say which output decides. Default: all have the same.
-        least_loss: float. What an answer loses at least that is not the dense model's, where the
+        least_loss: float. The least loss of an answer that is not the dense model's, where the
             accuracy is expected.
     """
 
