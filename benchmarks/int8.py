@@ -375,7 +375,8 @@ class Int8(Measurement):
             {machine()}. {_CALIBRATION} rows calibrate; error, agreement (the least over outputs
             of classes) and accuracy are of up to {_TEST} others. Error: the relative squared
             error of the outputs. ms: one call with one row on one thread, the files of a network
-            in turn.
+            in turn. The rate of "{_TRAINED}" is one of three for networks of packages, and is not
+            recorded: it may be the least or the largest.
             """
         )
         latest = last_of_each(lines, "network", "file")
