@@ -8,17 +8,14 @@ import math
 import keras
 import numpy as np
 import real
+from int8 import classes
 from record import machine, markdown, sentences
 from runner import Measurement, Run, Setting, main
 
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.models import output_kinds
 from keras_sparse_ortho.recovery import distill
-from keras_sparse_ortho.shrinking._judge import (
-    _LEAST_LOSS,
-    _probabilities,
-    expected_accuracy,
-)
+from keras_sparse_ortho.shrinking._judge import _LEAST_LOSS, Judge
 
 NETWORKS = ("gru", "transformer", "resnet8", "silero")
 CALIBRATION = 2048
@@ -117,40 +114,26 @@ def figures_of(
 ) -> Run:
     """How many answers changed, and what is lost: as expected, cautiously, and by labels."""
     outputs = dense.predict(tested, verbose=0)
-    kind = output_kinds(dense, 1)[0]
-    probabilities = _probabilities(outputs, kind)
-    answers = _probabilities(small.predict(tested, verbose=0), kind)
-    classes, small_classes = classes_of(probabilities), classes_of(answers)
-    known = labels >= 0
-    is_right = classes[known] == labels[known]
-    is_right_now = small_classes[known] == labels[known]
-    drops = is_right.astype(float) - is_right_now
-    sure = expected_accuracy(probabilities, probabilities)
-    losses = {
-        name: float(
-            np.mean(
-                sure
-                - expected_accuracy(
-                    probabilities, answers, least_loss=least_loss
-                )
-            )
+    small_outputs = small.predict(tested, verbose=0)
+    kinds = output_kinds(dense, 1)
+    verdicts = [
+        Judge([outputs], None, None, kinds, least_loss=least_loss).verdict(
+            [small_outputs]
         )
-        for name, least_loss in (("expected", 0.0), ("cautious", _LEAST_LOSS))
-    }
+        for least_loss in (0.0, _LEAST_LOSS)
+    ]
+    known = labels >= 0
+    is_right = classes(outputs)[known] == labels[known]
+    is_right_now = classes(small_outputs)[known] == labels[known]
+    drops = is_right.astype(float) - is_right_now
     return {
-        "changed": float(np.mean(classes != small_classes)),
+        "changed": 1.0 - verdicts[0].agreement,
         "labelled": float(drops.mean()),
         "interval": 1.96 * float(drops.std()) / math.sqrt(drops.size),
         "tested": int(known.sum()),
-        **losses,
+        "expected": verdicts[0].lost,
+        "cautious": verdicts[1].lost,
     }
-
-
-def classes_of(probabilities: np.ndarray) -> np.ndarray:
-    """The class of each answer; of one probability, its side of a half."""
-    if probabilities.shape[-1] == 1:
-        return (probabilities[..., 0] > 0.5).astype(int)
-    return probabilities.argmax(-1)
 
 
 if __name__ == "__main__":
