@@ -25,7 +25,7 @@ def shorten_names(model: ModelT) -> None:
 
 
 def _shorten_in(graph: SubGraphT) -> None:
-    ends = {*map(int, graph.inputs), *map(int, graph.outputs)}
+    ends = [*map(int, graph.inputs), *map(int, graph.outputs)]
     names = {name_of(graph.tensors[index]) for index in ends}
     for index, tensor in enumerate(graph.tensors):
         if index in ends or tensor.name is None:
