@@ -23,6 +23,7 @@ from networks import cnn, vision_transformer
 from one_shot import fashion_mnist, fit_with_warm_up
 from record import (
     column,
+    edge_of,
     groups,
     last_of_each,
     machine,
@@ -595,15 +596,8 @@ def road_cell(
         return ""
     digits = 3 if TASKS[task].in_nats else 2
     cell = mean_and_deviation(scores, digits, "±")
-    return f"{cell} {edge_of(task, rate)}".strip() if tuned else cell
-
-
-def edge_of(task: str, rate: float) -> str:
-    """The edge of the rates of a task at which one is, or nothing."""
-    rates = TASKS[task].rates
-    if rate == min(rates):
-        return "low"
-    return "high" if rate == max(rates) else ""
+    edge = edge_of(rate, TASKS[task].rates)
+    return f"{cell} {edge}" if tuned and edge != "-" else cell
 
 
 # --- pruned ---------------------------------------------------------------------------------------

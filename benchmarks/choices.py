@@ -17,6 +17,7 @@ from networks import NETWORKS, mlp, settings
 from record import (
     ahead_and_p,
     column,
+    edge_of,
     groups,
     machine,
     markdown,
@@ -314,13 +315,12 @@ class OneRate(Measurement):
             if base_rate in by_rate
             else ""
         )
-        edge = "-" if min(by_rate) < best < max(by_rate) else "yes"
         cells = [
             f"2^{np.log2(best):.0f}",
             f"{by_rate[best]:.3f}",
             cost,
             str(len(by_rate)),
-            edge,
+            edge_of(best, by_rate),
         ]
         return [network, kind, str(width), f"{density:g}", *cells]
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 import real as networks
-from record import last_of_each, machine, markdown, sentences
+from record import edge_of, last_of_each, machine, markdown, sentences
 from runner import Measurement, Run, Setting, main
 from training import load
 
@@ -26,6 +26,7 @@ _TRAINING = 12800  # of Fashion-MNIST
 _ROUNDED_TRAINING = 6400  # of these
 _DISTILLED = 2000  # rows of networks of packages, whose labels are not used
 _RATES = (3e-4, 3e-5, 3e-6)  # of training with the rounding, without labels
+_LABELLED_RATE = 5e-4
 _TRAINED = "int8, trained with the rounding"
 _OF_APPLICATIONS: dict[str, Any] = {
     "input_shape": (96, 96, 1),
@@ -254,15 +255,15 @@ def figures_of(
 
 def exported(
     subject: Subject, settings: dict[str, Any], path: pathlib.Path
-) -> None:
-    """Writes a file of a network."""
+) -> Run:
+    """Writes a file of a network, and says at which rate it was trained, if it was."""
     if not settings:
-        model = rounded(subject)
+        model, rate = rounded(subject)
         sample = subject.calibration[:64]
         kso.export_litert(
             model, path, mode="int8", tolerance=2.0, sample=sample
         )
-        return
+        return {"rate": rate}
     options = dict(settings)
     if options["mode"] == "int8":
         options["representative_data"] = subject.calibration
@@ -271,6 +272,7 @@ def exported(
     if "floats" not in options:  # which choose by it
         options["tolerance"] = 2.0
     kso.export_litert(subject.model, path, **options)
+    return {}
 
 
 def files_of(subject: Subject) -> dict[str, dict[str, Any]]:
@@ -280,8 +282,8 @@ def files_of(subject: Subject) -> dict[str, dict[str, Any]]:
     return _FILES | {_TRAINED: {}}
 
 
-def rounded(subject: Subject) -> keras.Model:
-    """The network after training with the rounding; without labels, towards its own answers.
+def rounded(subject: Subject) -> tuple[keras.Model, float]:
+    """The network after training with the rounding, and its rate; without labels, towards itself.
 
     Without labels the rate is the one of three with the least error on the rows to calibrate.
     """
@@ -290,9 +292,9 @@ def rounded(subject: Subject) -> keras.Model:
     if y is not None:
         model = kso.quantize_aware(subject.model)
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile(keras.optimizers.Adam(5e-4), loss)
+        model.compile(keras.optimizers.Adam(_LABELLED_RATE), loss)
         model.fit(x, y, batch_size=128, epochs=1, verbose=0)
-        return kso.quantization.round_biases(model)
+        return kso.quantization.round_biases(model), _LABELLED_RATE
     expected = as_list(subject.model.predict(subject.calibration, verbose=0))
     models = []
     errors = []
@@ -304,8 +306,8 @@ def rounded(subject: Subject) -> keras.Model:
         models.append(model)
         actual = as_list(model.predict(subject.calibration, verbose=0))
         errors.append(relative_error(actual, expected))
-    best = models[int(np.argmin(errors))]
-    return kso.quantization.round_biases(best)
+    best = int(np.argmin(errors))
+    return kso.quantization.round_biases(models[best]), _RATES[best]
 
 
 class Int8(Measurement):
@@ -352,13 +354,14 @@ class Int8(Measurement):
                 path = pathlib.Path(folder, f"{len(lines)}.tflite")
                 start = time.perf_counter()
                 try:
-                    exported(subject, settings, path)
+                    trained_at = exported(subject, settings, path)
                 except (ValueError, RuntimeError) as error:
                     reason = str(error).partition(". ")[0]
                     failed.append({"file": label, "reason": reason} | about)
                     continue
                 seconds = time.perf_counter() - start
-                lines[path] = {"file": label, "seconds": seconds} | about
+                lines[path] = {"file": label, "seconds": seconds}
+                lines[path] |= trained_at | about
             if subject.author is not None:
                 path = pathlib.Path(folder, "author.tflite")
                 shutil.copy(subject.author, path)
@@ -375,20 +378,20 @@ class Int8(Measurement):
             {machine()}. {_CALIBRATION} rows calibrate; error, agreement (the least over outputs
             of classes) and accuracy are of up to {_TEST} others. Error: the relative squared
             error of the outputs. ms: one call with one row on one thread, the files of a network
-            in turn. The rate of "{_TRAINED}" is one of three for networks of packages, and is not
-            recorded: it may be the least or the largest.
+            in turn. Rate: of "{_TRAINED}", chosen from {_RATES} where no labels are used; `low` and
+            `high` mark the edges of these.
             """
         )
         latest = last_of_each(lines, "network", "file")
         header = ["network", "file", "bytes", "error", "agreement", "accuracy"]
-        header += ["ms", "made in s"]
+        header += ["ms", "made in s", "rate"]
         rows = []
         sums: dict[str, Run] = {}
         for line in latest.values():
             sums[line["network"]] = line
             row = [line["network"], line["file"]]
             if "reason" in line:
-                rows.append([*row, f"no file: {line['reason']}", *5 * [""]])
+                rows.append([*row, f"no file: {line['reason']}", *6 * [""]])
                 continue
             accuracy = line.get("accuracy", math.nan)
             rows.append(
@@ -400,6 +403,7 @@ class Int8(Measurement):
                     "" if math.isnan(accuracy) else f"{100 * accuracy:.1f}",
                     f"{line['ms']:.3g}",
                     f"{line['seconds']:.0f}",
+                    _rate_of(line),
                 ]
             )
         text += "\n\n" + markdown(header, rows)
@@ -417,6 +421,17 @@ class Int8(Measurement):
             for name, line in sums.items()
         ]
         return text + markdown(header, tables) + "\n"
+
+
+def _rate_of(line: Run) -> str:
+    """The rate of a training with the rounding, and whether it is an edge of those tried."""
+    if "rate" not in line:
+        return ""
+    rate = line["rate"]
+    if rate == _LABELLED_RATE:
+        return f"{rate:g}"
+    edge = edge_of(rate, _RATES)
+    return f"{rate:g}" if edge == "-" else f"{rate:g} {edge}"
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from methods_table import CANDIDATES, DENSE, METHODS_SHOWN, beside_kernels
 from networks import NETWORKS, settings
 from record import (
     column,
+    edge_of,
     groups,
     last_of_each,
     machine,
@@ -180,13 +181,9 @@ def tries_and_edge(lines: list[Run], runs: list[Run]) -> list[str]:
     tries = f"{len(rates)} x {seeds}"
     if all(statistics.mean(by_rate[rate].values()) <= CHANCE for rate in rates):
         return [tries, "chance"]
-    chosen = {run.get("learning_rate") for run in runs}
-    edges = {"low": min(rates), "high": max(rates)}
-    return [
-        tries,
-        ", ".join(name for name, rate in edges.items() if rate in chosen)
-        or "-",
-    ]
+    chosen = {run["learning_rate"] for run in runs if run.get("learning_rate")}
+    edges = {edge_of(rate, rates) for rate in chosen} - {"-"}
+    return [tries, ", ".join(sorted(edges, reverse=True)) or "-"]
 
 
 def parameters(runs: list[Run], used: Run) -> str:

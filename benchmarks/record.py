@@ -19,7 +19,7 @@ import re
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -258,6 +258,15 @@ def mean_and_deviation(
         return mean
     deviation = statistics.stdev(values) if len(values) > 1 else 0.0
     return f"{mean} {sign} {deviation:.{digits}f}"
+
+
+def edge_of(rate: float, rates: Collection[float]) -> str:
+    """At which edge of the rates that were tried the chosen rate is: "low", "high", or "-"."""
+    if len(set(rates)) < 2:
+        return "-"
+    if rate == min(rates):
+        return "low"
+    return "high" if rate == max(rates) else "-"
 
 
 def ahead_and_p(values: Sequence[float], rival: Sequence[float]) -> list[str]:

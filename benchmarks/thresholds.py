@@ -23,6 +23,7 @@ from record import (
     RESULTS,
     ahead_and_p,
     column,
+    edge_of,
     groups,
     markdown,
     matching,
@@ -559,13 +560,7 @@ def edges(part: str, lines: list[Run], *names: str) -> dict[tuple, str]:
     ends = {}
     tried = groups(matching(lines, part=part), *names)
     for kind, runs in tested(part, lines, *names).items():
-        rates = set(column(tried[kind], "rate"))
-        best = runs[0]["rate"]
-        ends[kind] = "-"
-        if len(rates) > 1 and best == min(rates):
-            ends[kind] = "low"
-        if len(rates) > 1 and best == max(rates):
-            ends[kind] = "high"
+        ends[kind] = edge_of(runs[0]["rate"], column(tried[kind], "rate"))
     return ends
 
 

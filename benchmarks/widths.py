@@ -40,6 +40,7 @@ from training import (
 )
 
 import keras_sparse_ortho as kso
+from keras_sparse_ortho.errors import BudgetError
 
 L = keras.layers
 
@@ -404,14 +405,17 @@ class Widths(Measurement):
         x = data.x_train[:CALIBRATION]
         table, seconds = self.table_of(which, model, x)
         start = time.perf_counter()
-        small, widths = narrowed_by(
-            METHODS[which["method"]],
-            model,
-            table,
-            which["share"],
-            UNITS[which["network"]],
-            x,
-        )
+        try:
+            small, widths = narrowed_by(
+                METHODS[which["method"]],
+                model,
+                table,
+                which["share"],
+                UNITS[which["network"]],
+                x,
+            )
+        except BudgetError as error:  # a share that is out of reach
+            return {"reason": str(error)[:200]}
         return {
             "accuracy": percent(small, data),
             "error": relative_error(small, model, data.x_test),
@@ -517,11 +521,12 @@ def table_of_methods(runs: list[Run]) -> str:
     """The table of a network."""
     rows = []
     for (share, method), members in groups(runs, "share", "method").items():
-        row = [
-            f"{share:g}",
-            method,
-            mean_and_deviation(column(members, "accuracy")),
-        ]
+        row = [f"{share:g}", method]
+        if any("reason" in line for line in members):
+            row += ["out of reach", "", "", "", ""]
+            rows.append((-share, method, row))
+            continue
+        row.append(mean_and_deviation(column(members, "accuracy")))
         row.append(interval(column(members, "accuracy")))
         row += errors_of(members, method)
         row.append(f"{statistics.mean(column(members, 'parameters')):.0f}")
