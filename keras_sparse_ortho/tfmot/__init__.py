@@ -6,9 +6,12 @@ from keras_sparse_ortho.tfmot._following import (
     register_calls as _register_calls,
 )
 from keras_sparse_ortho.tfmot._prune_by_budget import prune_by_budget
+from keras_sparse_ortho.tfmot._prune_exact_orthogonal import (
+    exact_orthogonal_initializers,
+    prune_exact_orthogonal,
+)
 from keras_sparse_ortho.tfmot._prune_with_mask import (
     PruneWithMask,
-    prune_exact_orthogonal,
     prune_with_mask,
 )
 from keras_sparse_ortho.tfmot._prune_with_soft_threshold import (
@@ -35,6 +38,7 @@ __all__ = [
     "PruneWithMask",
     "PruneWithSoftThreshold",
     "TargetDensity",
+    "exact_orthogonal_initializers",
     "prunable_weights",
     "prune_by_budget",
     "prune_exact_orthogonal",

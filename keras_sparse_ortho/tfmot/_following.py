@@ -18,12 +18,14 @@ from keras_sparse_ortho.pruning import (
 )
 from keras_sparse_ortho.tfmot._tf_keras_internals import (
     PruneLowMagnitude,
+    calls_alone,
     calls_inside,
     graph_calls,
     is_graph,
     operation_name,
     sublayers,
     tf_keras,
+    was_called,
 )
 from keras_sparse_ortho.tfmot._weights import find_kernels, walk
 
@@ -73,7 +75,15 @@ class _Watch(CallWatch):
         return Inside(*calls_inside(call))
 
     def alone(self, model: AnyLayer) -> Inside:
-        raise ValueError("its inputs are not known")
+        if not was_called(model):
+            raise ValueError("its inputs are not known")
+        try:
+            calls, inputs, outputs = calls_alone(model)
+        # The model's code on symbols may raise anything.
+        except Exception as error:
+            raise ValueError(type(error).__name__) from error
+        self._tensors.append(inputs)
+        return Inside(calls, [], outputs)
 
 
 def register_calls() -> None:

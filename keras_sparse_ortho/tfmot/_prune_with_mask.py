@@ -1,11 +1,11 @@
-"""Fixed masks: `PruneWithMask`, `prune_with_mask`, `prune_exact_orthogonal`."""
+"""Fixed masks: `PruneWithMask` and `prune_with_mask`."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from keras_sparse_ortho._checks import check_density, other_keywords
+from keras_sparse_ortho._checks import check_density
 from keras_sparse_ortho.budgets import Budget
 from keras_sparse_ortho.errors import NotPrunableError
 from keras_sparse_ortho.initializers import (
@@ -16,8 +16,8 @@ from keras_sparse_ortho.initializers import (
     draw,
 )
 from keras_sparse_ortho.kernels import PrunableWeight, Selection, select
-from keras_sparse_ortho.orthogonal import Structure, floored_mask, live_count
-from keras_sparse_ortho.pruning import BudgetLike, draw_kernels, plan_for
+from keras_sparse_ortho.orthogonal import floored_mask, live_count
+from keras_sparse_ortho.pruning import BudgetLike, plan_for
 from keras_sparse_ortho.tfmot._tf_keras_internals import tf_keras
 from keras_sparse_ortho.tfmot._weights import (
     Masked,
@@ -246,7 +246,7 @@ def prune_with_mask(
         weights = select_weights(model, lambda w: w.path in masks, None)
         for path in masks:
             select(weights, path, "masks")
-        return _with_masks(
+        return with_masks(
             model, {w.path: Draw(np.asarray(masks[w.path])) for w in weights}
         )
     weights = select_weights(model, include, exclude)
@@ -258,7 +258,7 @@ def prune_with_mask(
             )
             for w in weights
         }
-        return _with_masks(
+        return with_masks(
             model, {path: Draw(mask) for path, mask in drawn.items()}
         )
     weights_with_initializers = [
@@ -276,7 +276,7 @@ def prune_with_mask(
         for weight, initializer in weights_with_initializers
     }
     # Without the initializer: the layer keeps it, and clones draw their masks from it.
-    return _with_masks(
+    return with_masks(
         model,
         {
             path: Draw(drawn.mask, drawn.kernel)
@@ -285,7 +285,7 @@ def prune_with_mask(
     )
 
 
-def _with_masks(model: Any, table: Mapping[str, AnyDraw]) -> Any:
+def with_masks(model: Any, table: Mapping[str, AnyDraw]) -> Any:
     """A copy of a model in which the weights of `table` have these masks and values."""
     weights = select_weights(model, lambda w: w.path in table, None)
 
@@ -301,38 +301,3 @@ def _with_masks(model: Any, table: Mapping[str, AnyDraw]) -> Any:
     for wrapper, _, kernels in wrapped:
         wrapper.take([table[weight.path] for weight in kernels])
     return result
-
-
-@other_keywords
-def prune_exact_orthogonal(
-    model: Any,
-    density: float | None = None,
-    budget: BudgetLike = "erk",
-    initializer: str | SparseInitializer = "exact_orthogonal",
-    *,
-    structure: Structure | None = None,
-    seed: int | None = None,
-    include: Selection = None,
-    exclude: Selection = None,
-) -> Any:
-    """Draws sparse, exactly orthogonal kernels for a tf_keras model, and fixes their masks.
-
-    The counterpart of `keras_sparse_ortho.sparsify`, with its arguments and errors; with the same
-    paths and seeds the kernels are those of Keras 3, before normalization, too. `model`,
-    `include`, `exclude` and the result are as in `prune_with_mask`. Biases and kernels that are not
-    selected keep their values.
-
-    Examples:
-        >>> import keras_sparse_ortho as kso
-        >>> tf_keras = kso.tfmot.register_initializers()
-        >>> layers = [tf_keras.layers.Dense(128), tf_keras.layers.Dense(10, name="head")]
-        >>> dense = tf_keras.Sequential([tf_keras.Input((64,)), *layers])
-        >>> model = kso.tfmot.prune_exact_orthogonal(dense, density=0.1, seed=0)
-        >>> kso.tfmot.prunable_weights(model)[1]
-        <head/kernel shape=(128, 10), density=0.309375>
-    """
-    weights = select_weights(model, include, exclude)
-    draws = draw_kernels(
-        model, weights, density, budget, initializer, structure, seed
-    )
-    return _with_masks(model, draws)

@@ -4,7 +4,7 @@
 import contextlib
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import keras
@@ -150,12 +150,6 @@ def calls_inside(
 
     Graphs are afterwards as before. Raises what `call` raises.
     """
-    layer = call.operation
-    nodes = [
-        (nodes, list(nodes))
-        for inner in layer._flatten_layers()
-        for nodes in (inner._inbound_nodes, inner._outbound_nodes)
-    ]
     inputs = {
         id(tensor): tf_keras.Input(type_spec=tensor.type_spec)
         for tensor in call.inputs
@@ -165,17 +159,59 @@ def calls_inside(
         return inputs.get(id(value), value)
 
     args, kwargs = tf.nest.map_structure(symbol, (call.args, dict(call.kwargs)))
+    calls, outputs = _symbolic_calls(
+        call.operation, list(inputs.values()), args, kwargs
+    )
+    pairs = [(tensor, inputs[id(tensor)]) for tensor in call.inputs]
+    return calls, pairs, outputs
+
+
+def was_called(model: AnyLayer) -> bool:
+    """Whether the shapes of a model's inputs are known from a call."""
+    return getattr(model, "_saved_model_arg_spec", None) is not None
+
+
+def calls_alone(
+    model: AnyLayer,
+) -> tuple[list[GraphCall], list[Tensor], list[Tensor]]:
+    """The calls in the `call` of a model that `was_called`, on symbols of the same inputs.
+
+    Returns the calls, the symbols of the inputs and the outputs. Graphs are afterwards as before.
+    Raises what `call` raises.
+    """
+    inputs = []
+
+    def symbol(value: object) -> object:
+        if not isinstance(value, tf.TypeSpec):
+            return value
+        inputs.append(tf_keras.Input(type_spec=value))
+        return inputs[-1]
+
+    args, kwargs = tf.nest.map_structure(symbol, model._saved_model_arg_spec)
+    calls, outputs = _symbolic_calls(model, inputs, args, kwargs)
+    return calls, inputs, outputs
+
+
+def _symbolic_calls(
+    layer: AnyLayer,
+    inputs: list[Tensor],
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
+) -> tuple[list[GraphCall], list[Tensor]]:
+    """The calls in the `call` of a layer on symbolic arguments, and its outputs."""
+    nodes = [
+        (nodes, list(nodes))
+        for inner in layer._flatten_layers()
+        for nodes in (inner._inbound_nodes, inner._outbound_nodes)
+    ]
     try:
         outputs = [
             value
             for value in tf.nest.flatten(layer.call(*args, **kwargs))
             if isinstance(value, KerasTensor)
         ]
-        _, nodes_by_depth, *_ = _map_graph_network(
-            list(inputs.values()), outputs
-        )
-        pairs = [(tensor, inputs[id(tensor)]) for tensor in call.inputs]
-        return _calls_of(nodes_by_depth), pairs, outputs
+        _, nodes_by_depth, *_ = _map_graph_network(inputs, outputs)
+        return _calls_of(nodes_by_depth), outputs
     finally:
         for after, before in nodes:
             after[:] = before

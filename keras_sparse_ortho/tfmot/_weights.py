@@ -293,16 +293,30 @@ def _wrapped(wrapper: Any, path: str) -> list[TfKerasWeight]:
 
 
 def select_weights(
-    model: Any, include: Selection, exclude: Selection
+    model: Any,
+    include: Selection,
+    exclude: Selection,
+    *,
+    rewritten: bool = True,
 ) -> list[PrunableWeight]:
-    """The weights to prune; raises for models, layers and weights that cannot be pruned."""
+    """The weights to prune; raises for models, layers and weights that cannot be pruned.
+
+    Args:
+        model: tf_keras Model.
+        include: Selection of kernels, `None` for all.
+        exclude: Selection of kernels to leave out.
+        rewritten: bool. Whether wrappers will be put into a copy, so that a subclassed model is
+            refused.
+    """
     candidates = prunable_weights(model)
     if not isinstance(model, tf_keras.Model):
         raise NotPrunableError(
             "`model` must be a whole model; wrap a single layer with keras_sparse_ortho.tfmot."
             f"PruneWithMask. Received: model={type(model).__name__}"
         )
-    _check_model(model, model.name)
+    _check_built(model, model.name)
+    if rewritten:
+        _check_graph(model, model.name)
     weights = choose(candidates, include, exclude)
     if not weights:
         raise NotPrunableError(
@@ -366,19 +380,25 @@ def rewrite(
     return result, wrapped
 
 
-def _check_model(model: Any, path: str) -> None:
-    wrong = (
-        None if model.built else "not built: give it an Input or call it once"
-    )
-    if not isinstance(model, tf_keras.Sequential) and not is_graph(model):
-        wrong = (
-            "a subclassed model, into which TFMOT's wrappers cannot be put. Wrap its layers where "
-            "they are created, with keras_sparse_ortho.tfmot.PruneWithMask"
-        )
-    if wrong is not None:
+def _check_built(model: Any, path: str) -> None:
+    if not model.built:
         raise NotPrunableError(
-            f"The model {path!r} is {wrong}. Received: model={type(model).__name__}"
+            f"The model {path!r} is not built: give it an Input or call it once. "
+            f"Received: model={type(model).__name__}"
+        )
+
+
+def _check_graph(model: Any, path: str) -> None:
+    """Raises for a subclassed model, and for a model inside that is one or is not built."""
+    if not isinstance(model, tf_keras.Sequential) and not is_graph(model):
+        raise NotPrunableError(
+            f"The model {path!r} is a subclassed model, into which TFMOT's wrappers cannot be put. "
+            "Wrap its layers where they are created, with keras_sparse_ortho.tfmot.PruneWithMask; "
+            "exact_orthogonal_initializers there has an initializer for each of them. "
+            f"Received: model={type(model).__name__}"
         )
     for layer in model.layers:
         if isinstance(layer, tf_keras.Model):
-            _check_model(layer, f"{path}/{layer.name}")
+            inner_path = f"{path}/{layer.name}"
+            _check_built(layer, inner_path)
+            _check_graph(layer, inner_path)

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import keras_sparse_ortho as kso
+from keras_sparse_ortho.errors import NotPrunableError
 
 pytestmark = pytest.mark.tensorflow_only
 
@@ -109,3 +110,86 @@ def test_calls_inside_a_layer_written_as_a_class_are_watched(tf_keras):
     for weight in kso.prunable_weights(sparse):
         kernel = drawn[weight.path].kernel
         np.testing.assert_array_equal(kernel, weight.value)
+
+
+def twin_class(which, wrap=lambda layer: layer):
+    """A class of networks with BatchNormalization, whose layers `wrap` may change."""
+    L = which.layers
+
+    class Twin(which.Model):
+        def __init__(self):
+            super().__init__()
+            self.hidden = [
+                wrap(L.Dense(12, name="a")),
+                wrap(L.Dense(12, name="b")),
+            ]
+            self.norms = [L.BatchNormalization() for _ in self.hidden]
+            self.relu = L.ReLU()
+            self.head = wrap(L.Dense(3, name="head"))
+
+        def call(self, x, training=False):
+            for dense, norm in zip(self.hidden, self.norms, strict=True):
+                x = self.relu(norm(dense(x), training=training))
+            return self.head(x)
+
+    return Twin
+
+
+def called(model):
+    model(np.ones((2, 8), "float32"))
+    return model
+
+
+@pytest.mark.parametrize("pattern", ["exact_orthogonal", "random_sparse"])
+def test_subclassed_networks_draw_the_same_kernels(tf_keras, pattern):
+    arguments = (0.4, "uniform", pattern)
+    sparse = kso.sparsify(called(twin_class(keras)()), *arguments, seed=0)
+    plain = called(twin_class(tf_keras)())
+    weights_before = plain.get_weights()
+    nodes_before = len(plain.head._inbound_nodes)
+    starts = kso.tfmot.exact_orthogonal_initializers(plain, *arguments, seed=0)
+    assert len(plain.head._inbound_nodes) == nodes_before
+    for before, after in zip(weights_before, plain.get_weights(), strict=True):
+        np.testing.assert_array_equal(before, after)
+
+    def wrap(layer):
+        layer.kernel_initializer = starts[f"{layer.name}/kernel"]
+        return kso.tfmot.PruneWithMask(layer)
+
+    masked = called(twin_class(tf_keras, wrap)())
+    expected = kernels(kso.prunable_weights(sparse))
+    drawn = kernels(kso.tfmot.prunable_weights(masked))
+    assert drawn.keys() == expected.keys() == starts.keys()
+    for path, kernel in expected.items():
+        np.testing.assert_array_equal(drawn[path], kernel)
+    with pytest.raises(NotPrunableError, match=r"have a pruning wrapper"):
+        kso.tfmot.exact_orthogonal_initializers(masked, 0.4)
+
+
+def test_subclassed_networks_need_a_call(tf_keras):
+    plain = twin_class(tf_keras)()
+    with pytest.raises(NotPrunableError, match=r"is not built: .*call it"):
+        kso.tfmot.exact_orthogonal_initializers(plain, 0.4)
+
+
+def test_calls_that_take_no_symbols_are_named(tf_keras):
+    import tensorflow as tf
+
+    class ByCount(tf_keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.head = tf_keras.layers.Dense(3, name="head")
+
+        def call(self, x):
+            for _ in range(int(tf.reduce_sum(tf.shape(x)[:1]))):
+                x = tf.identity(x)
+            return self.head(x)
+
+    plain = called(ByCount())
+    gain_from_calls = kso.initializers.ExactOrthogonal(gain="auto")
+    with pytest.warns(
+        UserWarning, match=r"'head/kernel' \(the call of .* watched: TypeError"
+    ):
+        kso.tfmot.exact_orthogonal_initializers(
+            plain, 0.5, "uniform", gain_from_calls, seed=0
+        )
