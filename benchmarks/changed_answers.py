@@ -3,7 +3,9 @@
 python benchmarks/changed_answers.py [--networks gru] [options]
 """
 
+import functools
 import math
+from typing import NamedTuple
 
 import keras
 import numpy as np
@@ -53,12 +55,16 @@ class ChangedAnswers(Measurement):
 
     def run(self, which: Run) -> list[Run]:
         """Narrows a network, trains it if asked to, and compares its answers."""
-        if which["network"] in real.NETWORKS:
-            real.fetch()
-        dense, rows, tested, labels = real.subject(which["network"])
-        assert labels is not None
-        rows, tested = rows[: self.given.rows], tested[: self.given.tested]
-        small = kso.narrow(dense, which["share"], data=rows[:CALIBRATION])
+        subject = _subject(which["network"])
+        dense, labels = subject.dense, subject.labels
+        rows = subject.rows[: self.given.rows]
+        tested = subject.tested[: self.given.tested]
+        small = kso.narrow(
+            dense,
+            which["share"],
+            data=rows[:CALIBRATION],
+            table=subject.table,
+        )
         if which["passes"] > REFITTED:
             distill(
                 small,
@@ -104,6 +110,27 @@ class ChangedAnswers(Measurement):
                 ]
             )
         return text + "\n" + markdown(header, rows)
+
+
+class _Subject(NamedTuple):
+    """A trained network, rows to train and to test it, and its table of widths."""
+
+    dense: keras.Model
+    rows: np.ndarray
+    tested: np.ndarray
+    labels: np.ndarray
+    table: kso.calibration.WidthTable
+
+
+@functools.lru_cache(maxsize=1)
+def _subject(network: str) -> _Subject:
+    """A network with its table of widths, which all its shares have in common."""
+    if network in real.NETWORKS:
+        real.fetch()
+    dense, rows, tested, labels = real.subject(network)
+    assert labels is not None
+    table = kso.widths(dense, rows[:CALIBRATION])
+    return _Subject(dense, rows, tested, labels, table)
 
 
 def figures_of(

@@ -192,10 +192,13 @@ class MicroSearch:
         lowest_loss = dense.lost
         options: dict[str, Any] = {}
         for remedy in REMEDIES:
-            if remedy.floats is not None or trials.is_late():
+            if remedy.floats is not None:
+                continue
+            name = f"dense, {remedy.name}"
+            if trials.is_late():
+                trials.untried.append(name)
                 continue
             trials.remedy = remedy.options
-            name = f"dense, {remedy.name}"
             trial = trials.export(name, trials.model, _ROUTE, time.monotonic())
             if trial.micro is not None and trial.lost < lowest_loss:
                 lowest_loss = trial.lost

@@ -478,6 +478,17 @@ def test_integers_that_lose_much_get_remedies_without_floats(tmp_path):
     assert not report.taken.in_floats
 
 
+def test_remedies_without_time_are_noted(tmp_path, monkeypatch):
+    trials = trials_of(dense_network(), tmp_path, 10**6, None)
+    monkeypatch.setattr(trials, "is_late", lambda: True)
+    MicroSearch(trials)._try_remedies(trial("dense", 1000, 500, 0.1))
+    assert trials.made == []
+    assert trials.untried == [
+        "dense, fitted ranges",
+        "dense, fitted ranges, equalized channels",
+    ]
+
+
 @pytest.mark.tensorflow_only
 def test_the_error_says_by_how_much_the_nearest_file_misses(tmp_path):
     path = tmp_path / "model.h"
