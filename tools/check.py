@@ -122,6 +122,7 @@ def pytest(backend: str, *arguments: str, **env: str) -> Result:
             "pytest",
             "-q",
             f"--junitxml={report}",
+            "--durations=12",
             *arguments,
         )
         env = {"KERAS_BACKEND": backend} | env
