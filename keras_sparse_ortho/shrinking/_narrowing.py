@@ -29,9 +29,14 @@ _HOPELESS = 3.0
 
 
 def width_table(trials: Trials) -> WidthTable | None:
-    """The errors of widths; `None` for a model of which nothing can be narrowed."""
-    seconds = _TABLE_SHARE * trials.seconds_left()
-    if seconds <= 0.0:
+    """The errors of widths; `None` for a model of which nothing can be narrowed.
+
+    It leaves the time that the first narrower network takes. A table in less time than a dense file
+    is not worth it.
+    """
+    left = trials.seconds_left()
+    seconds = min(_TABLE_SHARE * left, left - trials.narrowing_seconds())
+    if seconds <= trials.dense_seconds():
         trials.untried.append("a table of widths")
         return None
     trials.say("a table of widths")
@@ -87,7 +92,7 @@ class Narrowing:
             share = _between(too_small, small_enough)
             if share <= _LEAST_SHARE:
                 break
-            if self._trials.is_late():
+            if self._trials.is_late_to_narrow():
                 self._trials.untried.append(
                     f"a network of {share:.2f} of the cost"
                 )

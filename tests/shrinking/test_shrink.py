@@ -480,6 +480,19 @@ def test_no_trial_begins_that_would_end_too_late(tmp_path):
         assert trials.is_late()
 
 
+def test_the_first_narrower_network_is_planned_by_dense_files(tmp_path):
+    rows = object.__new__(Examples)
+    rows.calibration = ROWS
+    for left, is_late in ((29.0, True), (31.0, False)):
+        terms = Terms(lambda *_: 50.0, 50.0 + left, 0.01, 0)
+        trials = Trials(None, rows, tmp_path, terms)
+        trials.made = [Trial("dense", "int8", seconds=10.0)]
+        assert trials.is_late_to_narrow() == is_late
+        narrowed = {"route": "int8", "seconds": 6.0, "widths": {"hidden": 8}}
+        trials.made.append(Trial("narrowed to 0.5", **narrowed))
+        assert not trials.is_late_to_narrow()
+
+
 def test_the_table_of_widths_has_half_of_the_time_that_is_left(
     tmp_path, monkeypatch
 ):
@@ -495,6 +508,26 @@ def test_the_table_of_widths_has_half_of_the_time_that_is_left(
         trials = Trials(None, rows, tmp_path, Terms(say, 80.0, 0.01, 0))
         width_table(trials)
     assert calls == [0.5]
+    assert trials.untried == ["a table of widths"]
+
+
+def test_the_table_of_widths_leaves_the_time_of_a_narrower_network(
+    tmp_path, monkeypatch
+):
+    rows = object.__new__(Examples)
+    rows.calibration = ROWS
+    calls = []
+    monkeypatch.setattr(
+        "keras_sparse_ortho.shrinking._narrowing.widths",
+        lambda model, data, *, minutes: calls.append(60 * minutes),
+    )
+    for dense_seconds in (10.0, 14.0, 16.0):
+        trials = Trials(
+            None, rows, tmp_path, Terms(lambda *_: 20.0, 80.0, 0.01, 0)
+        )
+        trials.made = [Trial("dense", "int8", seconds=dense_seconds)]
+        width_table(trials)
+    assert calls == pytest.approx([30.0, 18.0])
     assert trials.untried == ["a table of widths"]
 
 
