@@ -274,7 +274,7 @@ def _source(data: Any) -> _Arrays | _Indexed | _Iterable:
     ):
         raise ValueError(
             "A list must hold batches, (x, y) each; pass arrays as a tuple, `(x, y)`, and "
-            "several inputs as `([a, b], y)`. "
+            "several inputs as `([a, b], y)`, or `([a, b],)` without labels. "
             f"Received: a list whose first element is a {type(data[0]).__name__}"
         )
     if isinstance(data, keras.utils.PyDataset):

@@ -9,6 +9,7 @@ import keras
 import numpy as np
 from scipy.optimize import isotonic_regression
 
+from keras_sparse_ortho._checks import check_matplotlib
 from keras_sparse_ortho._foreign_names import Answering
 from keras_sparse_ortho._keras_internals import (
     VariableOverrides,
@@ -79,6 +80,7 @@ class Sensitivity(Answering):
 
     def plot(self) -> Any:
         """Plots the error of each kernel over the density; returns a Matplotlib figure."""
+        check_matplotlib()
         from matplotlib.figure import Figure
 
         figure = Figure(layout="constrained")

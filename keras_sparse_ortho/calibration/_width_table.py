@@ -11,6 +11,7 @@ from keras_sparse_ortho._checks import (
     as_float,
     as_text,
     check_integer,
+    check_matplotlib,
     is_integer,
 )
 from keras_sparse_ortho._foreign_names import Answering
@@ -62,12 +63,11 @@ class WidthTable(Answering):
         return self.digest == digest_of_weights(model)
 
     def __str__(self) -> str:
-        header = (
-            f"{'error at a share of the width':<{_NAME_LENGTH}}{'width':>7}"
-        )
+        title = "Error of the model with one group at a share of its width"
+        header = f"{'group of channels':<{_NAME_LENGTH}}{'width':>7}"
         for share in _PRINTED_SHARES:
             header += f"{share:>9.3g}"
-        lines = [header]
+        lines = [title, header]
         for name in self.errors:
             label = name
             if len(name) > _NAME_LENGTH:
@@ -75,11 +75,16 @@ class WidthTable(Answering):
             full_width = self.groups[name].width
             line = f"{label:<{_NAME_LENGTH}}{full_width:>7}"
             for share in _PRINTED_SHARES:
-                error = self._error(name, share * full_width)
-                line += f"{error:>9.2g}"
+                line += f"{self._cell(name, share * full_width):>9}"
             lines.append(line)
         lines += self._lines_of_stays()
         return "\n".join(lines)
+
+    def _cell(self, name: str, width: float) -> str:
+        """The error at a width, or a dash below the narrowest one that was measured."""
+        if width < min(self.errors[name]):
+            return "-"
+        return f"{self._error(name, width):.2g}"
 
     def _lines_of_stays(self) -> list[str]:
         """The groups that were not measured, and the channels that stay for other reasons."""
@@ -94,6 +99,7 @@ class WidthTable(Answering):
 
     def plot(self) -> Any:
         """Plots the error of the model over each group's width; returns a Matplotlib figure."""
+        check_matplotlib()
         from matplotlib.figure import Figure
 
         figure = Figure(layout="constrained")
@@ -126,7 +132,9 @@ class WidthTable(Answering):
 
         Raises UnknownWeightError for other names, ValueError for widths that a group cannot have.
 
-        Limits: errors add up to about 0.1; beyond it the sum is often too large.
+        Limits: errors add up to about 0.1; beyond it the sum is often too large. Below the
+        narrowest width of a group that was measured, a dash in the printed table, the error is
+        continued, and often several times too large.
         """
         checked = checked_widths(self.groups, widths)
         return sum(self._error(name, width) for name, width in checked.items())
@@ -191,9 +199,10 @@ class WidthTable(Answering):
         if widths is None:
             least = search.least_cost()
             share = least / cost_of(self._full_widths())
+            name = "target" if at_most is None else "at_most"
             raise BudgetError(
                 f"No widths of the table cost {limit:g} or less; the narrowest cost {least:g}, "
-                f"{share:.3g} of the dense model. Take a larger target, or a smaller "
+                f"{share:.3g} of the dense model. Take a larger `{name}`, or a smaller "
                 f"`multiple_of`. Received: target={target}, at_most={at_most}"
             )
         return widths

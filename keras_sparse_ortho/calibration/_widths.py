@@ -38,6 +38,9 @@ from keras_sparse_ortho.models import (
 _POINTS = 120  # that are measured in all: groups times widths
 _FEWEST_WIDTHS = 3  # of a group
 _MOST_WIDTHS = 12
+_FEWEST_HELD = (
+    2  # rows, of which errors are relative to the distance from their mean
+)
 
 
 @other_keywords
@@ -82,7 +85,8 @@ def widths(
     Raises:
         NotPrunableError: A model without groups, or whose graph Keras does not know: subclassed,
             with its own `call`, or not built.
-        ValueError: Data that the model cannot take; `minutes` in which no width can be measured.
+        ValueError: Data that the model cannot take, or of fewer than eight rows; `minutes` in which
+            no width can be measured.
 
     Warns:
         UserWarning: Groups whose readers cannot be measured, which keep their width; rows and
@@ -179,6 +183,11 @@ def measured_widths(
     clock: WidthClock | None = None,
 ) -> WidthTable:
     """The table of a plain model whose readers have been measured."""
+    if output_errors.rows < _FEWEST_HELD:
+        raise ValueError(
+            f"`data` must have at least {4 * _FEWEST_HELD} rows, better a few hundred: errors are "
+            f"measured on every fourth. Received: {output_errors.rows} rows to measure them on"
+        )
     if clock is None:
         clock = WidthClock()
     measurable = moments.measurable(groups)

@@ -21,7 +21,6 @@ from keras_sparse_ortho.errors import (
 )
 from keras_sparse_ortho.export._flatbuffer import (
     ModelT,
-    SubGraphT,
     kind_of,
     name_of,
     read_model,
@@ -172,7 +171,7 @@ class LeanArray:
             if packed:
                 self.sizes = pack_zeros(model, ram)
             self.counts = _operators(model)
-            self.ends = _ends(model.subgraphs[0])
+            self.ends = _ends(model)
             _drop_names(model)
             model.metadata = None
             drop_unread(model)
@@ -268,8 +267,10 @@ def _operators(model: ModelT) -> dict[str, int]:
     return dict(sorted(counts.items()))
 
 
-def _ends(graph: SubGraphT) -> list[str]:
+def _ends(model: ModelT) -> list[str]:
     """How integers at the inputs and outputs are made from floats, one line each."""
+    graph = model.subgraphs[0]
+    names = _names_of_ends(model)
     lines = []
     for index in (*graph.inputs, *graph.outputs):
         tensor = graph.tensors[index]
@@ -279,6 +280,15 @@ def _ends(graph: SubGraphT) -> list[str]:
             continue
         scale = float(settings.scale[0])
         zero_point = int(settings.zeroPoint[0])
-        name = printable(name_of(tensor))
+        name = printable(names.get(int(index), name_of(tensor)))
         lines.append(f"{name}: {kind} = round(x / {scale:.9g}) + {zero_point}")
     return lines
+
+
+def _names_of_ends(model: ModelT) -> dict[int, str]:
+    """The names of inputs and outputs in the signatures, which are the model's, by tensor."""
+    names = {}
+    for signature in model.signatureDefs or []:
+        for end in (*signature.inputs, *signature.outputs):
+            names[int(end.tensorIndex)] = end.name.decode()
+    return names

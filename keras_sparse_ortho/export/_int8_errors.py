@@ -7,7 +7,11 @@ from typing import Any, NamedTuple
 
 import keras
 
-from keras_sparse_ortho._checks import check_number, other_keywords
+from keras_sparse_ortho._checks import (
+    check_matplotlib,
+    check_number,
+    other_keywords,
+)
 from keras_sparse_ortho._foreign_names import Answering
 from keras_sparse_ortho.export._conversion import measured_errors
 from keras_sparse_ortho.export._explain import warn_of_rows
@@ -94,6 +98,7 @@ class Int8Errors(Answering):
 
     def plot(self) -> Any:
         """Plots the error of each layer as a bar; returns a Matplotlib figure."""
+        check_matplotlib()
         from matplotlib.figure import Figure
 
         layers = sorted(self.by_layer.items(), key=lambda item: -item[1])

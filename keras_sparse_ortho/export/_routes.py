@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from importlib import metadata
 from typing import Any, Final
 
+from keras_sparse_ortho._checks import check_matplotlib
 from keras_sparse_ortho._foreign_names import Answering, for_value
 from keras_sparse_ortho._text import printable, printable_lines
 from keras_sparse_ortho.errors import ExportRouteError
@@ -255,6 +256,7 @@ class ExportReport(RouteOutcome):
             raise ValueError(
                 f"Only mode='fast' measures time. Received: mode={self.mode!r}"
             )
+        check_matplotlib()
         if ax is None:
             import matplotlib.pyplot as plt
 

@@ -77,8 +77,8 @@ def narrow(
         NotPrunableError: A model without groups of channels, or whose graph Keras does not know.
         BudgetError: A share that no widths reach.
         UnknownWeightError: Names that are not groups.
-        ValueError: Widths that a group cannot have; data that the model cannot take; the table of
-            another model.
+        ValueError: Widths that a group cannot have; data that the model cannot take, or of fewer
+            than eight rows; the table of another model.
 
     Warns:
         UserWarning: Groups whose readers cannot be measured; fewer than 16 different rows; dead

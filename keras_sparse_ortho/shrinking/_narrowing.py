@@ -7,7 +7,8 @@ import keras
 
 from keras_sparse_ortho._keras_internals import without_warnings
 from keras_sparse_ortho.calibration import WidthTable, widths
-from keras_sparse_ortho.errors import BudgetError
+from keras_sparse_ortho.errors import BudgetError, NotPrunableError
+from keras_sparse_ortho.models import channel_groups
 from keras_sparse_ortho.pruning import narrow
 from keras_sparse_ortho.shrinking._max_drop import scaled
 from keras_sparse_ortho.shrinking._shrink_report import Trial
@@ -37,7 +38,7 @@ def width_table(trials: Trials) -> WidthTable | None:
     left = trials.seconds_left()
     seconds = min(_TABLE_SHARE * left, left - trials.narrowing_seconds())
     if seconds <= trials.dense_seconds():
-        trials.untried.append("a table of widths")
+        _note_table(trials)
         return None
     trials.say("a table of widths")
     try:
@@ -51,6 +52,16 @@ def width_table(trials: Trials) -> WidthTable | None:
     except Exception as error:
         trials.made.append(Trial("narrowed", "", reason=shortly(error)))
         return None
+
+
+def _note_table(trials: Trials) -> None:
+    """Notes that there was no time for a table of widths, or why more would not help."""
+    try:
+        channel_groups(trials.model)
+    except NotPrunableError as error:
+        trials.made.append(Trial("narrowed", "", reason=shortly(error)))
+    else:
+        trials.untried.append("a table of widths")
 
 
 def narrowed(trials: Trials, table: WidthTable, choice: Widths) -> keras.Model:

@@ -8,6 +8,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from keras_sparse_ortho._checks import check_matplotlib
 from keras_sparse_ortho._files import atomic_write_bytes, path_of
 from keras_sparse_ortho._foreign_names import Answering
 from keras_sparse_ortho._text import printable_lines
@@ -407,6 +408,7 @@ class ShrinkReport(Answering):
 
     def plot(self, ax: "Axes | None" = None) -> "Axes":
         """Plots the score of each file over its bytes, with the frontier; needs Matplotlib."""
+        check_matplotlib()
         if ax is None:
             import matplotlib.pyplot as plt
 

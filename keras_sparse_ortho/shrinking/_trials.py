@@ -328,4 +328,6 @@ def shortly(error: Exception) -> str:
     if isinstance(error, ExportConversionError) and cause:
         return cause[:_LONGEST_REASON].strip()
     sentence = rule.partition(". ")[0] or type(error).__name__
-    return f"{sentence} {received[:_LONGEST_REASON]}".strip()
+    if not received:
+        return sentence
+    return f"{sentence} (received {received[:_LONGEST_REASON]})"

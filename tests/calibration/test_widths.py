@@ -1,5 +1,6 @@
 """Tables of widths: errors that add up, exact costs, and a search."""
 
+import dataclasses
 import functools
 import subprocess
 import sys
@@ -213,7 +214,11 @@ def test_errors_between_measured_widths():
 def test_print_and_plot():
     table = case("mlp")[3]
     lines = str(table).splitlines()
-    assert [line.split()[0] for line in lines[1:]] == ["first", "second"]
+    assert [line.split()[0] for line in lines[2:]] == ["first", "second"]
+    assert "-" not in lines[2].split()
+    coarse = {"first": {56: 0.01, 24: 0.1}, "second": table.errors["second"]}
+    row = str(dataclasses.replace(table, errors=coarse)).splitlines()[2]
+    assert row.split()[2:] == ["0.01", "0.015", "0.046", "-", "-"]
     assert max(map(len, lines)) <= 100
     axes = table.plot().axes[0]
     assert [line.get_label() for line in axes.lines] == [
@@ -415,6 +420,16 @@ def test_refusals():
     ):
         with pytest.raises(BudgetError, match=f"Received: .*{received}"):
             table.search(**options)
+    with pytest.raises(BudgetError, match="Take a larger `at_most`"):
+        table.search(at_most=10)
+    for few_rows in (x[:1], x[:4]):
+        with (
+            pytest.warns(UserWarning, match="16 different rows"),
+            pytest.raises(
+                ValueError, match=r"at least 8 rows.*Received: 1 row"
+            ),
+        ):
+            kso.narrow(model, 0.5, data=few_rows)
     with pytest.raises(
         ValueError, match=r"`cost` must be one of .*Received: cost='time'"
     ):

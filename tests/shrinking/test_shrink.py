@@ -503,6 +503,9 @@ def test_the_table_of_widths_has_half_of_the_time_that_is_left(
         "keras_sparse_ortho.shrinking._narrowing.widths",
         lambda model, data, *, minutes: calls.append(minutes),
     )
+    monkeypatch.setattr(
+        "keras_sparse_ortho.shrinking._narrowing.channel_groups", repr
+    )
     for spent in (20.0, 100.0):
         say = lambda *_, spent=spent: spent  # noqa: E731
         trials = Trials(None, rows, tmp_path, Terms(say, 80.0, 0.01, 0))
@@ -521,6 +524,9 @@ def test_the_table_of_widths_leaves_the_time_of_a_narrower_network(
         "keras_sparse_ortho.shrinking._narrowing.widths",
         lambda model, data, *, minutes: calls.append(60 * minutes),
     )
+    monkeypatch.setattr(
+        "keras_sparse_ortho.shrinking._narrowing.channel_groups", repr
+    )
     for dense_seconds in (10.0, 14.0, 16.0):
         trials = Trials(
             None, rows, tmp_path, Terms(lambda *_: 20.0, 80.0, 0.01, 0)
@@ -529,6 +535,28 @@ def test_the_table_of_widths_leaves_the_time_of_a_narrower_network(
         width_table(trials)
     assert calls == pytest.approx([30.0, 18.0])
     assert trials.untried == ["a table of widths"]
+
+
+def test_without_time_a_subclassed_model_is_told_why_more_does_not_help(
+    tmp_path,
+):
+    class Subclassed(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.head = keras.layers.Dense(3)
+
+        def call(self, x):
+            return self.head(x)
+
+    model = Subclassed()
+    model(ROWS[:1])
+    rows = object.__new__(Examples)
+    rows.calibration = ROWS
+    terms = Terms(lambda *_: 100.0, 80.0, 0.01, 0)
+    trials = Trials(model, rows, tmp_path, terms)
+    assert width_table(trials) is None
+    assert trials.untried == []
+    assert "without a `call` of their own (received" in trials.made[0].reason
 
 
 def examples_to_train(count):
@@ -910,7 +938,10 @@ def test_a_failed_conversion_is_listed_with_its_cause():
         f"The LiteRT converter failed on model 'a' by route 'b'. Received: ValueError: {cause}"
     )
     assert shortly(error) == cause
-    assert shortly(ValueError("`x` is 1. Received: 2")) == "`x` is 1 2"
+    assert (
+        shortly(ValueError("`x` is 1. Received: 2")) == "`x` is 1 (received 2)"
+    )
+    assert shortly(ValueError("`x` is 1.")) == "`x` is 1."
 
 
 def test_a_dense_file_is_written_for_one_of_two_reasons():
