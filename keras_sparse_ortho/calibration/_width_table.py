@@ -199,10 +199,9 @@ class WidthTable(Answering):
         if widths is None:
             least = search.least_cost()
             share = least / cost_of(self._full_widths())
-            name = "target" if at_most is None else "at_most"
             raise BudgetError(
                 f"No widths of the table cost {limit:g} or less; the narrowest cost {least:g}, "
-                f"{share:.3g} of the dense model. Take a larger `{name}`, or a smaller "
+                f"{share:.3g} of the dense model. Take a larger target or `at_most`, or a smaller "
                 f"`multiple_of`. Received: target={target}, at_most={at_most}"
             )
         return widths

@@ -198,8 +198,8 @@ def export_litert(
         >>> report.total_weights, report.max_abs_diff < 1e-5, path.stat().st_size == report.bytes
         (8, True, True)
     """
-    require_litert()
     check_model(model)
+    require_litert()
     batch_size = check_integer("batch_size", batch_size)
     timeout = check_number("timeout", timeout)
     file = check_path(path)
@@ -339,9 +339,9 @@ def _has_zeros(task: Task) -> bool:
 
 def check_model(model: object) -> None:
     if not isinstance(model, keras.Model):
-        kind = type(model).__name__
+        kind = f"{type(model).__module__}.{type(model).__name__}"
         raise ValueError(
-            f"`model` must be a Keras model. Received: model of type {kind}"
+            f"`model` must be a model of Keras 3. Received: model of type {kind}"
         )
 
 

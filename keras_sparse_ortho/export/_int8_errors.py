@@ -158,8 +158,8 @@ def int8_errors(
         >>> [tensor.label for tensor in errors.tensors if tensor.kind == "kernel"]
         ['head/kernel']
     """
-    require_litert()
     check_model(model)
+    require_litert()
     timeout = check_number("timeout", timeout)
     task = task_of(model, 1, None, data, None, timeout)
     if task.has_ranges or data is None:

@@ -2,6 +2,7 @@
 
 from keras_sparse_ortho._foreign_names import answer
 from keras_sparse_ortho.models import weights_of as _weights_of
+from keras_sparse_ortho.tfmot._copy_weights import copy_weights
 from keras_sparse_ortho.tfmot._following import (
     register_calls as _register_calls,
 )
@@ -38,6 +39,7 @@ __all__ = [
     "PruneWithMask",
     "PruneWithSoftThreshold",
     "TargetDensity",
+    "copy_weights",
     "exact_orthogonal_initializers",
     "prunable_weights",
     "prune_by_budget",

@@ -2,6 +2,7 @@
 
 from keras_sparse_ortho._checks import other_keywords
 from keras_sparse_ortho._types import AnyLayer
+from keras_sparse_ortho.errors import UnknownWeightError
 from keras_sparse_ortho.initializers import SparseInitializer
 from keras_sparse_ortho.kernels import Selection
 from keras_sparse_ortho.orthogonal import Structure
@@ -78,6 +79,10 @@ def exact_orthogonal_initializers(
         NotPrunableError: A Keras 3 or unbuilt model; weights that are wrapped already or not
             finite; nothing to prune.
         BudgetError: A density or budget that does not fit the model.
+        UnknownWeightError: Where the result is asked for a path that no kernel has.
+
+    Limits: TFMOT's `strip_pruning` takes no subclassed model: `copy_weights` copies the weights
+    into the same model without wrappers.
 
     Examples:
         >>> import numpy as np, keras_sparse_ortho as kso
@@ -105,8 +110,17 @@ def exact_orthogonal_initializers(
     draws = draw_kernels(
         model, weights, density, budget, initializer, structure, seed
     )
-    initializers = {}
+    initializers = _Initializers()
     for path, drawn in draws.items():
         assert drawn.initializer is not None
         initializers[path] = drawn.initializer
     return initializers
+
+
+class _Initializers(dict[str, SparseInitializer]):
+    """A dict whose error for another path has its paths."""
+
+    def __missing__(self, path: str) -> SparseInitializer:
+        raise UnknownWeightError(
+            f"No kernel has this path. There are: {', '.join(self)}. Received: {path!r}"
+        )

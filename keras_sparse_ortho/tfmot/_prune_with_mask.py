@@ -23,6 +23,7 @@ from keras_sparse_ortho.tfmot._weights import (
     Masked,
     TfKerasWeight,
     find_kernels,
+    prunable_weights,
     rewrite,
     select_weights,
 )
@@ -243,9 +244,10 @@ def prune_with_mask(
             f"Give `masks` or the other arguments. Received: {density=}, {include=}, {exclude=}"
         )
     if masks is not None:
-        weights = select_weights(model, lambda w: w.path in masks, None)
+        candidates = prunable_weights(model)
         for path in masks:
-            select(weights, path, "masks")
+            select(candidates, path, "masks")
+        weights = select_weights(model, lambda w: w.path in masks, None)
         return with_masks(
             model, {w.path: Draw(np.asarray(masks[w.path])) for w in weights}
         )

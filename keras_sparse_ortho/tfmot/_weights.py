@@ -92,12 +92,15 @@ class TfKerasWeight(PrunableWeight):
     wrapped: bool = False
 
     @property
+    def mask(self) -> np.ndarray:
+        if self.state is None:
+            return self.value != 0
+        live: np.ndarray = self.state.mask()
+        return live
+
+    @property
     def live(self) -> int:
-        return int(
-            np.count_nonzero(
-                self.value if self.state is None else self.state.mask()
-            )
-        )
+        return int(np.count_nonzero(self.mask))
 
     @property
     def initializer(self) -> keras.initializers.Initializer:
@@ -179,11 +182,10 @@ def prunable_weights(model: Any) -> list[PrunableWeight]:
             "keras_sparse_ortho.tfmot is for tf_keras models; for Keras 3 use keras_sparse_ortho."
             f"sparsify. Received: {model=} of type {type(model).__module__}.{type(model).__name__}"
         )
-    return [
-        *find_kernels(
-            model, "" if isinstance(model, tf_keras.Model) else model.name
-        )
-    ]
+    if not isinstance(model, tf_keras.Model):
+        return [*find_kernels(model, model.name)]
+    _check_built(model, model.name)
+    return [*find_kernels(model, "")]
 
 
 def walk(layer: Any, path: str) -> Iterator[tuple[Any, str]]:
@@ -314,7 +316,6 @@ def select_weights(
             "`model` must be a whole model; wrap a single layer with keras_sparse_ortho.tfmot."
             f"PruneWithMask. Received: model={type(model).__name__}"
         )
-    _check_built(model, model.name)
     if rewritten:
         _check_graph(model, model.name)
     weights = choose(candidates, include, exclude)

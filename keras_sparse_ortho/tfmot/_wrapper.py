@@ -5,6 +5,7 @@ import types
 from collections.abc import Sequence
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -52,6 +53,12 @@ class EffectiveWeightWrapper(PruneLowMagnitude):
                 "keras_sparse_ortho.tfmot.prune_by_budget; for blocks or N:M give PruneWithMask "
                 "such `masks`, or the layer an initializer ExactOrthogonal(structure=Block(...) "
                 f"or NByM(...)). Received: {ranking_options}"
+            )
+        if isinstance(layer, keras.layers.Layer):
+            raise NotPrunableError(
+                f"{type(self).__name__} wraps layers of tf_keras; those of Keras 3 are wrapped by "
+                f"keras_sparse_ortho.PrunableLayer. Received: layer={layer.name!r} of Keras 3, "
+                f"{type(layer).__name__}"
             )
         self._selected = (
             None if selected is None else [int(k) for k in selected]

@@ -420,7 +420,7 @@ def test_refusals():
     ):
         with pytest.raises(BudgetError, match=f"Received: .*{received}"):
             table.search(**options)
-    with pytest.raises(BudgetError, match="Take a larger `at_most`"):
+    with pytest.raises(BudgetError, match="Take a larger target or `at_most`"):
         table.search(at_most=10)
     for few_rows in (x[:1], x[:4]):
         with (

@@ -45,10 +45,10 @@ def sequential(layer, *shape, **options):
     ("make", "message"),
     [
         (lambda: keras.Sequential([layers.Dense(2)]), "unbuilt model"),
-        (lambda: layers.Dense(2), "must be a Keras model"),
+        (lambda: layers.Dense(2), "must be a model of Keras 3"),
         (
             lambda: None,
-            "must be a Keras model. Received: model of type NoneType",
+            "must be a model of Keras 3. Received: model of type builtins.NoneType",
         ),
         (
             lambda: sequential(layers.GRU(2), None, 8, name="sound"),

@@ -226,7 +226,7 @@ def test_every_function_with_a_density_takes_a_sparsity():
 
 
 def test_names_of_before_are_still_taken():
-    with pytest.raises(ValueError, match="`model` must be a Keras model"):
+    with pytest.raises(ValueError, match="`model` must be a model of Keras 3"):
         kso.export_litert(None, "a", quantization="int8")
     assert kso.export.ExportRouteError is kso.errors.ExportRouteError
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import keras_sparse_ortho as kso
-from keras_sparse_ortho.errors import NotPrunableError
+from keras_sparse_ortho.errors import NotPrunableError, UnknownWeightError
 
 pytestmark = pytest.mark.tensorflow_only
 
@@ -193,3 +193,83 @@ def test_calls_that_take_no_symbols_are_named(tf_keras):
         kso.tfmot.exact_orthogonal_initializers(
             plain, 0.5, "uniform", gain_from_calls, seed=0
         )
+
+
+def test_weights_go_into_the_network_without_wrappers(tf_keras):
+    plain = called(twin_class(tf_keras)())
+    starts = kso.tfmot.exact_orthogonal_initializers(plain, 0.4, seed=0)
+
+    def masked_layer(layer):
+        layer.kernel_initializer = starts[f"{layer.name}/kernel"]
+        return kso.tfmot.PruneWithMask(layer)
+
+    for wrap in (masked_layer, kso.tfmot.PruneWithSoftThreshold):
+        pruned = called(twin_class(tf_keras, wrap)())
+        rng = np.random.default_rng(0)
+        rows = rng.normal(size=(64, 8)).astype("float32")
+        pruned.compile("adam", "mse")
+        pruned.fit(rows, rng.normal(size=(64, 3)), verbose=0)
+        kso.tfmot.copy_weights(pruned, plain)
+        np.testing.assert_allclose(plain(rows), pruned(rows), atol=1e-5)
+        weights = zip(
+            kso.tfmot.prunable_weights(pruned),
+            kso.tfmot.prunable_weights(plain),
+            strict=True,
+        )
+        for source, target in weights:
+            np.testing.assert_array_equal(target.value, source.value)
+    before = plain.get_weights()
+    other = tf_keras.Sequential(
+        [tf_keras.Input((8,)), tf_keras.layers.Dense(5, name="head")]
+    )
+    with pytest.raises(
+        NotPrunableError, match=r"Received: .* in `model`, .*Twin"
+    ):
+        kso.tfmot.copy_weights(other, plain)
+    narrow = tf_keras.Sequential(
+        [tf_keras.Input((8,)), tf_keras.layers.Dense(3, name="head")]
+    )
+    with pytest.raises(
+        NotPrunableError,
+        match=r"Dense 'head' with weights \[\(8, 5\).*\(8, 3\)",
+    ):
+        kso.tfmot.copy_weights(other, narrow)
+    for value, after in zip(before, plain.get_weights(), strict=True):
+        np.testing.assert_array_equal(value, after)
+
+
+def test_masks_of_wrapped_kernels_count_zeros_that_are_live(tf_keras):
+    L = tf_keras.layers
+    model = tf_keras.Sequential(
+        [tf_keras.Input((8, 8, 1)), L.Conv2D(16, 3, name="stem")]
+    )
+    held = kso.tfmot.prune_exact_orthogonal(model, 0.6, seed=0)
+    (weight,) = kso.tfmot.prunable_weights(held)
+    assert np.count_nonzero(weight.value) < weight.live == weight.mask.sum()
+    again = kso.tfmot.prune_with_mask(model, {weight.path: weight.mask})
+    (kernel,) = kso.tfmot.prunable_weights(again)
+    np.testing.assert_array_equal(kernel.mask, weight.mask)
+
+
+def test_names_that_nobody_has_are_answered_with_those_there_are(tf_keras):
+    L = tf_keras.layers
+    plain = called(twin_class(tf_keras)())
+    starts = kso.tfmot.exact_orthogonal_initializers(plain, 0.4, seed=0)
+    with pytest.raises(
+        UnknownWeightError, match=r"a/kernel, b/kernel, head/kernel.*'c/kernel'"
+    ):
+        starts["c/kernel"]
+    layers = [L.Dense(4, name="a"), L.Dense(4, name="b")]
+    model = tf_keras.Sequential([tf_keras.Input((4,)), *layers])
+    mask = np.eye(4, dtype=bool)
+    for masks in ({"c/kernel": mask}, {"a/kernel": mask, "c/kernel": mask}):
+        with pytest.raises(
+            UnknownWeightError, match=r"a/kernel, b/kernel.*'c/kernel'"
+        ):
+            kso.tfmot.prune_with_mask(model, masks)
+    with pytest.raises(
+        NotPrunableError, match=r"Received: layer='d' of Keras 3"
+    ):
+        kso.tfmot.PruneWithMask(keras.layers.Dense(4, name="d"))
+    with pytest.raises(NotPrunableError, match="is not built"):
+        kso.tfmot.prunable_weights(twin_class(tf_keras)())
