@@ -68,7 +68,7 @@ def _layers(model: AnyLayer) -> list[tuple[AnyLayer, str]]:
 
     The order pairs the layers of two models, whose names may have different numbers.
     """
-    layers = []
+    layers: list[tuple[AnyLayer, str]] = []
     for layer, path in walk(model, ""):
         if isinstance(layer, PruneLowMagnitude):
             layers += walk(layer.layer, path)
