@@ -378,20 +378,21 @@ class Int8(Measurement):
             {machine()}. {_CALIBRATION} rows calibrate; error, agreement (the least over outputs
             of classes) and accuracy are of up to {_TEST} others. Error: the relative squared
             error of the outputs. ms: one call with one row on one thread, the files of a network
-            in turn. Rate: of "{_TRAINED}", chosen from {_RATES} where no labels are used; `low` and
-            `high` mark the edges of these.
+            in turn.
             """
         )
-        latest = last_of_each(lines, "network", "file")
+        # Of a later run on a slower processor: its times do not belong beside the others.
+        shown = [line for line in lines if not line.get("rate_alone")]
+        latest = last_of_each(shown, "network", "file")
         header = ["network", "file", "bytes", "error", "agreement", "accuracy"]
-        header += ["ms", "made in s", "rate"]
+        header += ["ms", "made in s"]
         rows = []
         sums: dict[str, Run] = {}
         for line in latest.values():
             sums[line["network"]] = line
             row = [line["network"], line["file"]]
             if "reason" in line:
-                rows.append([*row, f"no file: {line['reason']}", *6 * [""]])
+                rows.append([*row, f"no file: {line['reason']}", *5 * [""]])
                 continue
             accuracy = line.get("accuracy", math.nan)
             rows.append(
@@ -403,7 +404,6 @@ class Int8(Measurement):
                     "" if math.isnan(accuracy) else f"{100 * accuracy:.1f}",
                     f"{line['ms']:.3g}",
                     f"{line['seconds']:.0f}",
-                    _rate_of(line),
                 ]
             )
         text += "\n\n" + markdown(header, rows)
@@ -420,18 +420,37 @@ class Int8(Measurement):
             ]
             for name, line in sums.items()
         ]
-        return text + markdown(header, tables) + "\n"
+        return text + markdown(header, tables) + _table_of_rates(lines)
 
 
-def _rate_of(line: Run) -> str:
-    """The rate of a training with the rounding, and whether it is an edge of those tried."""
-    if "rate" not in line:
-        return ""
-    rate = line["rate"]
-    if rate == _LABELLED_RATE:
-        return f"{rate:g}"
-    edge = edge_of(rate, _RATES)
-    return f"{rate:g}" if edge == "-" else f"{rate:g} {edge}"
+def _table_of_rates(lines: list[Run]) -> str:
+    """The rates of the training with the rounding, where no labels were used."""
+    trained = [
+        line
+        for line in lines
+        if line["file"] == _TRAINED and line["network"] in networks.NETWORKS
+    ]
+    chosen = last_of_each(
+        [line for line in trained if "rate" in line], "network"
+    )
+    rows = []
+    for name, line in chosen.items():
+        edge = edge_of(line["rate"], _RATES)
+        rows.append([name, f"{line['rate']:g}", edge, f"{line['error']:.2g}"])
+    unknown = sorted({line["network"] for line in trained} - {*chosen})
+    text = f"""
+        Without labels the rate is chosen from {", ".join(f"{rate:g}" for rate in _RATES)}, by the
+        error on the rows that calibrate; `low` and `high` are edges of these. Some rates are of a
+        later run than the first table, with the error on test rows then.
+    """
+    if unknown:
+        text += f"Not recorded, so perhaps at an edge: {', '.join(unknown)}."
+    return (
+        "\n## Rates of the training with the rounding\n\n"
+        + sentences(text)
+        + markdown(["network", "rate", "edge", "error"], rows)
+        + "\n"
+    )
 
 
 if __name__ == "__main__":
