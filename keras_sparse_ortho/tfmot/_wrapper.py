@@ -135,6 +135,11 @@ class EffectiveWeightWrapper(PruneLowMagnitude):
             self._inner.build(input_shape)
             self._inner.built = True
         build_attention(self._inner)
+        kernels = find_kernels(self._inner, self._inner.name)
+        if self._selected and max(self._selected) >= len(kernels):
+            # A block that a SavedModel has made anew: its layers are built in its first call.
+            inputs = tf_keras.Input(batch_shape=tuple(input_shape))
+            build_by_calling(self._inner, (inputs,), {})
 
     def build_from_config(self, config: dict[str, Any]) -> None:
         if config.get("input_shape") is not None:

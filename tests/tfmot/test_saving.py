@@ -227,3 +227,29 @@ def test_nothing_is_saved_twice(fitted, kind, tmp_path):
     with h5py.File(tmp_path / "model.weights.h5") as file:
         file.visititems(lambda _, one: sizes.append(getattr(one, "size", 0)))
     assert sum(sizes) == sum(np.size(variable) for variable in clone.weights)
+
+
+def test_a_wrapped_block_from_a_saved_model_with_its_class(tf_keras, tmp_path):
+    L = tf_keras.layers
+
+    class Residual(L.Layer):
+        def __init__(self, **kwargs):
+            super().__init__(**kwargs)
+            self.conv = L.Conv2D(4, 3, padding="same", name="conv")
+            self.norm = L.BatchNormalization(name="norm")
+
+        def call(self, x):
+            return x + self.norm(self.conv(x))
+
+    inputs = tf_keras.Input((6, 6, 4))
+    plain = tf_keras.Model(inputs, Residual(name="block")(inputs))
+    held = kso.tfmot.prune_exact_orthogonal(plain, 0.3, seed=0)
+    held.save(tmp_path / "model")
+    loaded = tf_keras.models.load_model(
+        tmp_path / "model", custom_objects={"Residual": Residual}
+    )
+    x = np.random.default_rng(0).normal(size=(2, 6, 6, 4)).astype("float32")
+    np.testing.assert_array_equal(loaded(x), held(x))
+    (expected,) = kso.tfmot.prunable_weights(held)
+    (weight,) = kso.tfmot.prunable_weights(loaded)
+    np.testing.assert_array_equal(weight.mask, expected.mask)
