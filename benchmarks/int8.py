@@ -385,7 +385,7 @@ class Int8(Measurement):
             in turn.
             """
         )
-        # Of a later run on a slower processor: its times do not belong beside the others.
+        # A later run had a slower processor. Its times do not belong beside the others.
         shown = [line for line in lines if not line.get("rate_alone")]
         latest = last_of_each(shown, "network", "file")
         header = ["network", "file", "bytes", "error", "agreement", "accuracy"]
@@ -448,7 +448,7 @@ def _table_of_rates(lines: list[Run]) -> str:
         later run than the first table, with the error on test rows then.
     """
     if unknown:
-        text += f"Not recorded, so perhaps at an edge: {', '.join(unknown)}."
+        text += f"Those of {', '.join(unknown)} are not recorded, and may be edges."
     return (
         "\n## Rates of the training with the rounding\n\n"
         + sentences(text)

@@ -137,7 +137,7 @@ class EffectiveWeightWrapper(PruneLowMagnitude):
         build_attention(self._inner)
         kernels = find_kernels(self._inner, self._inner.name)
         if self._selected and max(self._selected) >= len(kernels):
-            # A block that a SavedModel has made anew: its layers are built in its first call.
+            # A SavedModel makes its blocks from their classes; their layers need a call.
             inputs = tf_keras.Input(batch_shape=tuple(input_shape))
             build_by_calling(self._inner, (inputs,), {})
 
