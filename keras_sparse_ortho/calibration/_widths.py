@@ -38,9 +38,8 @@ from keras_sparse_ortho.models import (
 _POINTS = 120  # that are measured in all: groups times widths
 _FEWEST_WIDTHS = 3  # of a group
 _MOST_WIDTHS = 12
-_FEWEST_HELD = (
-    2  # rows, of which errors are relative to the distance from their mean
-)
+# Rows to measure errors on, which are relative to the rows' distance from their mean.
+_FEWEST_HELD = 2
 
 
 @other_keywords

@@ -70,7 +70,7 @@ def exact_orthogonal_initializers(
         density: float in (0, 1]. Global live fraction of the selected kernels.
         budget: As in `prune_with_mask`.
         initializer: str or sparse initializer, as in `keras_sparse_ortho.sparsify`.
-        structure: Structure of all kernels, e.g. `Blocks(4)`.
+        structure: Structure of all kernels, e.g. `Block(4)`.
         seed: int, or `None` for a new one.
         include: Selection of kernels, as in `prune_with_mask`.
         exclude: Selection of kernels to leave out, which have no initializer in the result.
