@@ -448,7 +448,9 @@ def _table_of_rates(lines: list[Run]) -> str:
         later run than the first table, with the error on test rows then.
     """
     if unknown:
-        text += f"Those of {', '.join(unknown)} are not recorded, and may be edges."
+        text += (
+            f"Those of {', '.join(unknown)} are not recorded, and may be edges."
+        )
     return (
         "\n## Rates of the training with the rounding\n\n"
         + sentences(text)

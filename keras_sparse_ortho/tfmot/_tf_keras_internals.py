@@ -171,13 +171,10 @@ def was_called(model: AnyLayer) -> bool:
     return getattr(model, "_saved_model_arg_spec", None) is not None
 
 
-def calls_alone(
-    model: AnyLayer,
-) -> tuple[list[GraphCall], list[Tensor], list[Tensor]]:
+def calls_alone(model: AnyLayer) -> tuple[list[GraphCall], list[Tensor]]:
     """The calls in the `call` of a model that `was_called`, on symbols of the same inputs.
 
-    Returns the calls, the symbols of the inputs and the outputs. Graphs are afterwards as before.
-    Raises what `call` raises.
+    Returns the calls and the outputs. Graphs are afterwards as before. Raises what `call` raises.
     """
     inputs = []
 
@@ -188,8 +185,7 @@ def calls_alone(
         return inputs[-1]
 
     args, kwargs = tf.nest.map_structure(symbol, model._saved_model_arg_spec)
-    calls, outputs = _symbolic_calls(model, inputs, args, kwargs)
-    return calls, inputs, outputs
+    return _symbolic_calls(model, inputs, args, kwargs)
 
 
 def _symbolic_calls(

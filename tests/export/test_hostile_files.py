@@ -24,8 +24,10 @@ NAMES = ["x\nint y = 1; //", "x\x1b]0;title\x07", "x\u2028y", "\u202e"]
 
 
 def file_with(folder, name, file="m.tflite"):
-    """A file with integers at its input, which has this name."""
+    """A file with integers at its input, which has this name, in the signature as well."""
     model = read_model(graphs.absolute())
+    for signature in model.signatureDefs:
+        signature.inputs[0].name = name.encode()
     tensor = model.subgraphs[0].tensors[0]
     tensor.name = name.encode()
     tensor.type = 9
