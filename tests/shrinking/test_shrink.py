@@ -32,6 +32,7 @@ from keras_sparse_ortho.shrinking import (
     shrink,
     width_table,
 )
+from tests.helpers import slow_on_jax
 from tests.shrinking import networks
 
 SOFTMAX = OutputKind("softmax", "classes")
@@ -999,10 +1000,15 @@ def test_lstms_are_tried_as_the_fused_operator(tmp_path):
     assert len({len(line) for line in lines[:7]}) == 1
 
 
+@slow_on_jax  # whose exports take ten times as long
 def test_int8_that_loses_too_much_gets_its_remedies(monkeypatch, tmp_path):
     model = networks.uneven()
     monkeypatch.setattr(Search, "_try_smaller", lambda *arguments: None)
-    report = shrink(model, ROWS, tmp_path / "a.tflite", metric="closeness")
+    options = {
+        "metric": "closeness",
+        "minutes": 100,
+    }  # however slow the machine
+    report = shrink(model, ROWS, tmp_path / "a.tflite", **options)
     by_name = {trial.name: trial for trial in report.trials}
     plain = next(trial for trial in report.trials if trial.route == "int8")
     assert not plain.loses_at_most(0.01)
