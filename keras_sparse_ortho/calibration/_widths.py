@@ -84,8 +84,8 @@ def widths(
     Raises:
         NotPrunableError: A model without groups, or whose graph Keras does not know: subclassed,
             with its own `call`, or not built.
-        ValueError: Data that the model cannot take, or of fewer than eight rows; `minutes` in which
-            no width can be measured.
+        ValueError: Data that the model cannot take, or of fewer than eight rows; `minutes` too
+            short for any width.
 
     Warns:
         UserWarning: Groups whose readers cannot be measured, which keep their width; rows and

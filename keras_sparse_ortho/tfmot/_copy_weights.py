@@ -9,10 +9,7 @@ from keras_sparse_ortho.tfmot._tf_keras_internals import (
     PruneLowMagnitude,
     own_weights,
 )
-from keras_sparse_ortho.tfmot._weights import (
-    prunable_weights,
-    walk,
-)
+from keras_sparse_ortho.tfmot._weights import prunable_weights, walk
 
 
 def copy_weights(model: AnyLayer, plain: AnyLayer) -> None:
@@ -22,7 +19,7 @@ def copy_weights(model: AnyLayer, plain: AnyLayer) -> None:
     so dead entries are exactly 0, and the outputs are those of `model`.
 
     Args:
-        model: tf_keras Model, in which wrappers hold some layers. It is not changed.
+        model: tf_keras Model with wrappers around some layers. It is not changed.
         plain: tf_keras Model with the same layers in the same order, without wrappers, called once
             on an input.
 

@@ -494,47 +494,44 @@ def test_the_first_narrower_network_is_planned_by_dense_files(tmp_path):
         assert not trials.is_late_to_narrow()
 
 
+@pytest.fixture
+def table_minutes(monkeypatch):
+    """The minutes of each table of widths that is asked for; none is measured."""
+    minutes_of_calls = []
+    room = "keras_sparse_ortho.shrinking._narrowing"
+    monkeypatch.setattr(
+        f"{room}.widths",
+        lambda model, data, *, minutes: minutes_of_calls.append(minutes),
+    )
+    monkeypatch.setattr(f"{room}.channel_groups", repr)
+    return minutes_of_calls
+
+
 def test_the_table_of_widths_has_half_of_the_time_that_is_left(
-    tmp_path, monkeypatch
+    tmp_path, table_minutes
 ):
     rows = object.__new__(Examples)
     rows.calibration = ROWS
-    calls = []
-    monkeypatch.setattr(
-        "keras_sparse_ortho.shrinking._narrowing.widths",
-        lambda model, data, *, minutes: calls.append(minutes),
-    )
-    monkeypatch.setattr(
-        "keras_sparse_ortho.shrinking._narrowing.channel_groups", repr
-    )
     for spent in (20.0, 100.0):
         say = lambda *_, spent=spent: spent  # noqa: E731
         trials = Trials(None, rows, tmp_path, Terms(say, 80.0, 0.01, 0))
         width_table(trials)
-    assert calls == [0.5]
+    assert table_minutes == [0.5]
     assert trials.untried == ["a table of widths"]
 
 
 def test_the_table_of_widths_leaves_the_time_of_a_narrower_network(
-    tmp_path, monkeypatch
+    tmp_path, table_minutes
 ):
     rows = object.__new__(Examples)
     rows.calibration = ROWS
-    calls = []
-    monkeypatch.setattr(
-        "keras_sparse_ortho.shrinking._narrowing.widths",
-        lambda model, data, *, minutes: calls.append(60 * minutes),
-    )
-    monkeypatch.setattr(
-        "keras_sparse_ortho.shrinking._narrowing.channel_groups", repr
-    )
     for dense_seconds in (10.0, 14.0, 16.0):
         trials = Trials(
             None, rows, tmp_path, Terms(lambda *_: 20.0, 80.0, 0.01, 0)
         )
         trials.made = [Trial("dense", "int8", seconds=dense_seconds)]
         width_table(trials)
-    assert calls == pytest.approx([30.0, 18.0])
+    assert table_minutes == pytest.approx([0.5, 0.3])
     assert trials.untried == ["a table of widths"]
 
 
@@ -1000,15 +997,13 @@ def test_lstms_are_tried_as_the_fused_operator(tmp_path):
     assert len({len(line) for line in lines[:7]}) == 1
 
 
-@slow_on_jax  # whose exports take ten times as long
+@slow_on_jax  # three exports
 def test_int8_that_loses_too_much_gets_its_remedies(monkeypatch, tmp_path):
     model = networks.uneven()
     monkeypatch.setattr(Search, "_try_smaller", lambda *arguments: None)
-    options = {
-        "metric": "closeness",
-        "minutes": 100,
-    }  # however slow the machine
-    report = shrink(model, ROWS, tmp_path / "a.tflite", **options)
+    path = tmp_path / "a.tflite"
+    # So many minutes that a slow machine tries all of them.
+    report = shrink(model, ROWS, path, metric="closeness", minutes=100)
     by_name = {trial.name: trial for trial in report.trials}
     plain = next(trial for trial in report.trials if trial.route == "int8")
     assert not plain.loses_at_most(0.01)
