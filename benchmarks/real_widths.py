@@ -20,7 +20,7 @@ from keras_sparse_ortho.models import output_kinds, output_names
 from keras_sparse_ortho.shrinking._judge import Judge
 
 NETWORKS = ("rnet", "onet", "pnet", "silero", "magika", "fer")
-UNIT = 4  # multiples of searched widths
+UNIT = 4  # widths are multiples of it
 DENSE = "dense"
 
 
@@ -88,7 +88,7 @@ class RealWidths(Measurement):
                 f"""
             {machine()}, Keras {keras.__version__} on {keras.backend.backend()}. As in
             [the table of networks that we train](widths.md): nothing is trained afterwards, and
-            {self.given.rows} rows calibrate, another draw for each seed. Searched widths are
+            {self.given.rows} rows calibrate, another draw for each seed. All widths are
             multiples of {UNIT}. Lost: points of expected accuracy of classes,
             and of the closeness of other outputs, the most of several outputs, on rows of other
             origin; the mean over the seeds and half the 95% interval of the mean (Student's t).

@@ -36,6 +36,7 @@ from keras_sparse_ortho.calibration._width_search import (
     Costs,
     Ladder,
     WidthSearch,
+    least_error_within,
 )
 from keras_sparse_ortho.calibration._width_table import (
     WidthTable,

@@ -1,12 +1,15 @@
 """The widths that a group of channels may have, and its error at widths between measured ones."""
 
 import dataclasses
+import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from keras_sparse_ortho.models import ChannelGroup
+
+Array = np.ndarray
 
 _LEAST_SHARE = 1 / 32  # of a group's width
 _RUNGS = 24  # at most, on a ladder
@@ -15,7 +18,7 @@ _STEEPEST = -4.0  # power of the width, below the narrowest one that is measured
 _LEAST_ERROR = 1e-12  # whose logarithm is interpolated
 
 
-def ladder_of(group: ChannelGroup, multiple_of: int) -> list[int]:
+def all_widths(group: ChannelGroup, multiple_of: int) -> list[int]:
     """The widths that a group may have, from its full width.
 
     They are multiples of `multiple_of`. A group of fewer than two multiples, such as the heads of
@@ -33,16 +36,35 @@ def ladder_of(group: ChannelGroup, multiple_of: int) -> list[int]:
     least_width = _LEAST_SHARE * group.width
     least_steps = math.ceil(least_width / step)
     narrowest = step * least_steps
-    widths = set(range(narrowest, group.width, step))
-    if len(widths) > _RUNGS:
-        widths.clear()
-        for width in np.geomspace(narrowest, group.width, _RUNGS):
-            steps = round(width / step)
-            rung = step * steps
-            if narrowest <= rung < group.width:
-                widths.add(rung)
-    widths.add(group.width)
+    widths = {*range(narrowest, group.width, step), group.width}
     return sorted(widths, reverse=True)
+
+
+def ladder_of(group: ChannelGroup, multiple_of: int) -> list[int]:
+    """So many of the widths of a group that measuring them is fast, from the full width.
+
+    Args:
+        group: ChannelGroup.
+        multiple_of: int. As for `all_widths`.
+    """
+    return thinned(all_widths(group, multiple_of))
+
+
+def thinned(widths: Sequence[int]) -> list[int]:
+    """At most 24 of the widths, in about equal ratios, with the widest and the narrowest.
+
+    Args:
+        widths: list of int, from the widest.
+    """
+    if len(widths) <= _RUNGS:
+        return list(widths)
+    *multiples, full_width = reversed(widths)
+    rungs = {full_width}
+    for width in np.geomspace(multiples[0], full_width, _RUNGS):
+        distances = np.abs(np.subtract(multiples, width))
+        nearest = int(np.argmin(distances))
+        rungs.add(multiples[nearest])
+    return sorted(rungs, reverse=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,14 +99,8 @@ class WidthCurve:
 
     def _logarithm_at(self, width: float) -> float:
         """The logarithm of the error, linear in that of the width."""
-        widths = sorted(self.errors)
-        errors = []
-        for measured in widths:
-            error = self.errors[measured]
-            errors.append(max(error, _LEAST_ERROR))
-        logarithms = np.log(errors)
-        places = np.log(widths)
-        place = np.log(width)
+        places, logarithms = self._measured_logarithms
+        place = math.log(width)
         if place >= places[0]:
             return float(np.interp(place, places, logarithms))
         rise = logarithms[1] - logarithms[0]
@@ -92,3 +108,12 @@ class WidthCurve:
         slope = max(rise / run, _STEEPEST)
         distance = place - places[0]
         return float(logarithms[0] + slope * distance)
+
+    @functools.cached_property
+    def _measured_logarithms(self) -> tuple[Array, Array]:
+        """The logarithms of the measured widths, and of their errors."""
+        widths = sorted(self.errors)
+        errors = []
+        for width in widths:
+            errors.append(max(self.errors[width], _LEAST_ERROR))
+        return np.log(widths), np.log(errors)

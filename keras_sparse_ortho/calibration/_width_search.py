@@ -5,13 +5,13 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-import numpy as np
+from keras_sparse_ortho.calibration._width_ladder import thinned
 
 _JUMPS = (1, 2, 3)  # steps on a ladder that one move may take
 _EXCHANGES = 200
 _LEAST_GAIN = 1e-12  # of the error, for an exchange
 _LIKELY = 0.8  # of the cost that is missing, which a second move must save to be tried
-_SHARES = 128  # common shares that are tried for uniform widths
+_HALVINGS = 20  # of the range of the common share of uniform widths
 
 Costs = Callable[[Mapping[str, int]], float]
 """From the width of each group to a cost."""
@@ -24,6 +24,31 @@ class Ladder:
     name: str
     widths: Sequence[int]
     errors: Sequence[float]
+
+    def error(self, width: int) -> float:
+        """The predicted error of a width."""
+        return self.errors[self.widths.index(width)]
+
+    def thinned(self) -> "Ladder":
+        """A ladder of some of the widths."""
+        return self._of(thinned(self.widths))
+
+    def between(self, highest: int, lowest: int) -> "Ladder":
+        """A ladder of the widths from the highest to the lowest."""
+        widths = [width for width in self.widths if lowest <= width <= highest]
+        return self._of(widths)
+
+    def neighbors(self, width: int) -> tuple[int, int]:
+        """The next wider and the next narrower width; a width itself at the ends."""
+        step = self.widths.index(width)
+        last_step = len(self.widths) - 1
+        wider = max(step - 1, 0)
+        narrower = min(step + 1, last_step)
+        return self.widths[wider], self.widths[narrower]
+
+    def _of(self, widths: Sequence[int]) -> "Ladder":
+        errors = [self.error(width) for width in widths]
+        return Ladder(self.name, widths, errors)
 
 
 Place = tuple[int, ...]
@@ -60,6 +85,43 @@ class Exchange(NamedTuple):
     moves: tuple[Move, ...]
 
 
+def least_error_within(
+    ladders: Sequence[Ladder], cost: Costs, target: float
+) -> dict[str, int] | None:
+    """The widths of least total error within a target; `None` if no widths cost so little.
+
+    A search on some widths of each ladder comes first, in about equal ratios; then all widths
+    between neighbors of its result exchange.
+
+    Args:
+        ladders: list of Ladder, one for each group.
+        cost: callable. As for `WidthSearch`.
+        target: float.
+    """
+    rungs = [ladder.thinned() for ladder in ladders]
+    coarse = WidthSearch(rungs, cost).within(target)
+    if coarse is None:
+        return None
+    near = []
+    for ladder, coarse_ladder in zip(ladders, rungs, strict=True):
+        width = coarse[ladder.name]
+        highest, lowest = coarse_ladder.neighbors(width)
+        near.append(ladder.between(highest, lowest))
+    refined = WidthSearch(near, cost).improved(coarse, target)
+    uniform = WidthSearch(ladders, cost).uniform(target)
+    assert uniform is not None  # the narrowest widths are within the target
+    if _error_of(ladders, uniform) < _error_of(ladders, refined):
+        return uniform
+    return refined
+
+
+def _error_of(ladders: Sequence[Ladder], widths: Mapping[str, int]) -> float:
+    error = 0.0
+    for ladder in ladders:
+        error += ladder.error(widths[ladder.name])
+    return error
+
+
 class WidthSearch:
     """Looks for the widths of least total error whose cost is at most a target.
 
@@ -86,9 +148,25 @@ class WidthSearch:
         place = min(places, key=self._error)
         return self._widths(place)
 
-    def uniform(self, target: float) -> dict[str, int]:
-        """The widths of the largest common share of all groups that costs at most the target."""
+    def uniform(self, target: float) -> dict[str, int] | None:
+        """The widths of the largest common share of all groups that costs at most the target.
+
+        `None` if no widths on the ladders cost so little.
+        """
+        if self.least_cost() > target:
+            return None
         place = self._uniform(target)
+        return self._widths(place)
+
+    def improved(
+        self, widths: Mapping[str, int], target: float
+    ) -> dict[str, int]:
+        """Widths on the ladders and within the target, after exchanges."""
+        steps = []
+        for ladder in self._ladders:
+            step = ladder.widths.index(widths[ladder.name])
+            steps.append(step)
+        place = self._exchanged(tuple(steps), target)
         return self._widths(place)
 
     def least_cost(self) -> float:
@@ -157,16 +235,24 @@ class WidthSearch:
         return tuple(steps)
 
     def _uniform(self, target: float) -> Place:
-        """The steps of the largest common share within the target."""
-        place = self._full_place()
-        for share in np.linspace(1.0, 0.0, _SHARES):
-            steps = [
-                _step_below(ladder, float(share)) for ladder in self._ladders
-            ]
-            place = tuple(steps)
-            if self._cost(place) <= target:
-                break
-        return place
+        """The steps of the largest common share within the target, else the narrowest ones."""
+        full_place = self._full_place()
+        if self._cost(full_place) <= target:
+            return full_place
+        narrow = 0.0
+        wide = 1.0
+        for _ in range(_HALVINGS):
+            middle = 0.5 * (narrow + wide)
+            if self._cost(self._common(middle)) <= target:
+                narrow = middle
+            else:
+                wide = middle
+        return self._common(narrow)
+
+    def _common(self, share: float) -> Place:
+        """The steps of a common share."""
+        steps = [_step_below(ladder, share) for ladder in self._ladders]
+        return tuple(steps)
 
     def _exchanged(self, place: Place, target: float) -> Place:
         """Widens one group while another one pays for it, as long as the error falls."""

@@ -1,8 +1,8 @@
 """`WidthTable`: the error of a model by the widths of its groups of channels, and a search."""
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
 
 import keras
 import numpy as np
@@ -18,11 +18,12 @@ from keras_sparse_ortho._foreign_names import Answering
 from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho._workers import digest_of
 from keras_sparse_ortho.calibration._width_costs import COSTS, WidthCosts
-from keras_sparse_ortho.calibration._width_ladder import WidthCurve, ladder_of
+from keras_sparse_ortho.calibration._width_ladder import WidthCurve, all_widths
 from keras_sparse_ortho.calibration._width_search import (
     Costs,
     Ladder,
     WidthSearch,
+    least_error_within,
 )
 from keras_sparse_ortho.errors import BudgetError, UnknownWeightError
 from keras_sparse_ortho.models import ChannelGroups
@@ -165,8 +166,8 @@ class WidthTable(Answering):
         """Finds the widths of least predicted error within a cost.
 
         The widths fall greedily, always by the step of least error for its cost; then groups
-        exchange widths as long as that helps. Uniform widths are a second start, so the result is
-        never worse than these in predicted error.
+        exchange widths as long as that helps, by long steps first. Uniform widths are a second
+        start, so the result is never worse than these in predicted error.
 
         Args:
             target: float in (0, 1]. The cost as a share of the dense model's; or
@@ -192,18 +193,12 @@ class WidthTable(Answering):
         limit = self._limit(
             cost_of, target=target, at_most=at_most, error=error
         )
-        search = WidthSearch(self._ladders(multiple_of), cost_of)
+        ladders = self._ladders(multiple_of)
         if error is not None:
-            return self._cheapest(search, cost_of, limit)
-        widths = search.within(limit)
+            return self._cheapest(ladders, cost_of, limit)
+        widths = least_error_within(ladders, cost_of, limit)
         if widths is None:
-            least = search.least_cost()
-            share = least / cost_of(self._full_widths())
-            raise BudgetError(
-                f"No widths of the table cost {limit:g} or less; the narrowest cost {least:g}, "
-                f"{share:.3g} of the dense model. Take a larger target or `at_most`, or a smaller "
-                f"`multiple_of`. Received: target={target}, at_most={at_most}"
-            )
+            self._refuse(ladders, cost_of, target=target, at_most=at_most)
         return widths
 
     def uniform(
@@ -219,11 +214,16 @@ class WidthTable(Answering):
             target: float in (0, 1]. The cost as a share of the dense model's.
             cost: As for `search`.
             multiple_of: As for `search`.
+
+        Raises BudgetError and ValueError as `search` does.
         """
         cost_of = self._cost_of(cost)
         limit = self._limit(cost_of, target=target)
-        search = WidthSearch(self._ladders(multiple_of), cost_of)
-        return search.uniform(limit)
+        ladders = self._ladders(multiple_of)
+        widths = WidthSearch(ladders, cost_of).uniform(limit)
+        if widths is None:
+            self._refuse(ladders, cost_of, target=target)
+        return widths
 
     def _full_widths(self) -> dict[str, int]:
         return {name: self.groups[name].width for name in self.errors}
@@ -232,8 +232,9 @@ class WidthTable(Answering):
         check_integer("multiple_of", multiple_of)
         ladders = []
         for name in self.errors:
-            widths = ladder_of(self.groups[name], multiple_of)
-            errors = [self._error(name, width) for width in widths]
+            widths = all_widths(self.groups[name], multiple_of)
+            curve = self._curve(name)
+            errors = [curve.at(width) for width in widths]
             ladders.append(Ladder(name, widths, errors))
         return ladders
 
@@ -271,7 +272,7 @@ class WidthTable(Answering):
         return number
 
     def _cheapest(
-        self, search: WidthSearch, cost_of: Costs, error: float
+        self, ladders: Sequence[Ladder], cost_of: Costs, error: float
     ) -> dict[str, int]:
         """The cheapest widths of at most an error, by bisection of the cost."""
         cheapest = self._full_widths()
@@ -279,7 +280,7 @@ class WidthTable(Answering):
         high = cost_of(cheapest)
         for _ in range(_BISECTIONS):
             middle = 0.5 * (low + high)
-            widths = search.within(middle)
+            widths = least_error_within(ladders, cost_of, middle)
             if widths is None or self.predicted(widths) > error:
                 low = middle
             else:
@@ -287,14 +288,34 @@ class WidthTable(Answering):
                 high = cost_of(widths)
         return cheapest
 
+    def _refuse(
+        self,
+        ladders: Sequence[Ladder],
+        cost_of: Costs,
+        **targets: float | None,
+    ) -> NoReturn:
+        """Raises, with the cost of the narrowest widths."""
+        least = WidthSearch(ladders, cost_of).least_cost()
+        share = least / cost_of(self._full_widths())
+        listed = ", ".join(f"{name}={value}" for name, value in targets.items())
+        raise BudgetError(
+            f"No widths of the table cost so little; the narrowest cost {least:g}, {share:.3g} of "
+            "the dense model. Take a larger target or `at_most`, or a smaller `multiple_of`. "
+            f"Received: {listed}"
+        )
+
     def _error(self, name: str, width: float) -> float:
         """The error of a group at a width."""
+        return self._curve(name).at(width)
+
+    def _curve(self, name: str) -> WidthCurve:
+        """The error of a group over its width."""
         full_width = self.groups[name].width
         narrower = {}
         for measured, error in self.errors[name].items():
             if measured < full_width:
                 narrower[measured] = error
-        return WidthCurve(full_width, narrower).at(width)
+        return WidthCurve(full_width, narrower)
 
 
 def digest_of_weights(model: keras.Model) -> str:

@@ -5,7 +5,11 @@ import itertools
 import numpy as np
 import pytest
 
-from keras_sparse_ortho.calibration import Ladder, WidthSearch
+from keras_sparse_ortho.calibration import (
+    Ladder,
+    WidthSearch,
+    least_error_within,
+)
 
 pytestmark = pytest.mark.numpy_only
 
@@ -101,3 +105,46 @@ def test_many_groups_take_few_costs():
     )
     assert widths is not None
     assert len(calls) < 20_000
+
+
+def long_ladders(count):
+    """Ladders of all multiples of 4 up to 400: more than a search tries at once."""
+    made = []
+    for group in range(count):
+        widths = [*range(400, 12, -4)]
+        errors = [(group + 1) * (400 / width - 1) ** 2 for width in widths]
+        made.append(Ladder(f"group_{group}", widths, errors))
+    return made
+
+
+@pytest.mark.parametrize("share", [0.7, 0.5, 0.2])
+def test_single_multiples_are_exchanged_last(share):
+    made = long_ladders(3)
+    full = chain({ladder.name: 400 for ladder in made})
+    thinned = [ladder.thinned() for ladder in made]
+    assert all(len(ladder.widths) <= 24 for ladder in thinned)
+    coarse = WidthSearch(thinned, chain).within(share * full)
+    widths = least_error_within(made, chain, share * full)
+    assert 0.98 * share * full <= chain(widths) <= share * full
+    assert error_of(made, widths) < error_of(made, coarse)
+
+
+def test_searched_widths_are_never_worse_than_uniform_ones():
+    made = long_ladders(1) + long_ladders(1)
+    made[1] = Ladder("twin", made[1].widths, made[1].errors)
+    for share in (0.9, 0.6, 0.35, 0.1):
+        target = share * chain({"a": 400, "b": 400})
+        widths = least_error_within(made, chain, target)
+        uniform = WidthSearch(made, chain).uniform(target)
+        assert error_of(made, widths) <= error_of(made, uniform)
+
+
+def test_no_uniform_widths_are_cheap_enough():
+    made = ladders(2, 0)
+    least = chain({ladder.name: 8 for ladder in made})
+    assert WidthSearch(made, chain).uniform(least) == {
+        "group_0": 8,
+        "group_1": 8,
+    }
+    assert WidthSearch(made, chain).uniform(least - 1) is None
+    assert least_error_within(made, chain, least - 1) is None
