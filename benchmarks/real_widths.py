@@ -19,7 +19,7 @@ from keras_sparse_ortho.errors import BudgetError
 from keras_sparse_ortho.models import output_kinds, output_names
 from keras_sparse_ortho.shrinking._judge import Judge
 
-NETWORKS = ("rnet", "onet", "pnet", "silero", "magika", "fer")
+NETWORKS = ("rnet", "onet", "pnet", "silero", "magika", "fer", "spliceai")
 UNIT = 4  # widths are multiples of it
 DENSE = "dense"
 
@@ -65,7 +65,7 @@ class RealWidths(Measurement):
         start = time.perf_counter()
         table = kso.widths(dense, x, multiple_of=UNIT)
         which |= {"table_seconds": time.perf_counter() - start}
-        judge = _Judged(dense, tested, labels)
+        judge = _Judged(which["network"], dense, tested, labels)
         lines = [which | {"method": DENSE, "share": 1.0} | judge.line(dense)]
         for share in self.given.shares:
             for name, method in widths.METHODS.items():
@@ -109,8 +109,13 @@ class _Judged:
     """Judges narrower networks beside the dense one on rows that nothing was fitted to."""
 
     def __init__(
-        self, dense: keras.Model, tested: np.ndarray, labels: np.ndarray | None
+        self,
+        name: str,
+        dense: keras.Model,
+        tested: np.ndarray,
+        labels: np.ndarray | None,
     ) -> None:
+        self._name = name
         self._tested = tested
         self._labels = labels
         predicted = dense.predict(tested, verbose=0)
@@ -126,7 +131,7 @@ class _Judged:
         self._judge = Judge(
             self._outputs,
             None,
-            None,
+            real.metric_of(name),
             kinds,
             self._names,
             real.CLASSES,
@@ -153,7 +158,7 @@ class _Judged:
         }
         if self._labels is not None:
             labels = self._labels[: len(self._tested)]
-            line["accuracy"] = real._accuracy(outputs[-1], labels)
+            line["accuracy"] = real.accuracy_of(self._name, outputs[-1], labels)
         return line
 
     def _logits_of(self, outputs: list[np.ndarray]) -> list[np.ndarray]:

@@ -425,11 +425,12 @@ class Widths(Measurement):
             character), narrowed to a share of their parameters with {CALIBRATION} training rows for
             calibration; nothing is trained afterwards. Searched widths are those of
             `kso.widths(model, x).search(share)`, uniform ones the largest common share of all
-            groups that has no more parameters, both in the same multiples. The order of channels is that of structured OBS, or
-            of the norms of the kernels that read them; `kso.narrow` refits these kernels, or (last
-            row) they stay as they are. Test accuracy, mean and standard deviation over the seeds,
-            and half the 95% interval of the mean (Student's t); error: the relative squared error
-            of the outputs on test rows; predicted: by the table, for OBS; parameters of the result.
+            groups that has no more parameters, both in the same multiples. The order of channels is
+            that of structured OBS, or of the norms of the kernels that read them; `kso.narrow`
+            refits these kernels, or (last row) they stay as they are. Test accuracy, mean and
+            standard deviation over the seeds, and half the 95% interval of the mean (Student's t);
+            error: the relative squared error of the outputs on test rows; predicted: by the table,
+            for OBS; parameters of the result.
             """
         )
         for network, title in TITLES.items():

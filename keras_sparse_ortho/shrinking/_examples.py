@@ -13,6 +13,7 @@ from keras_sparse_ortho._checked_data import (
     warn_of_equal_rows,
     warn_of_weights,
 )
+from keras_sparse_ortho._checks import as_text
 from keras_sparse_ortho._data import all_rows, rows_at
 from keras_sparse_ortho._keras_internals import warn_user
 from keras_sparse_ortho.models import output_kinds, output_names
@@ -132,12 +133,25 @@ class Examples:
         kinds = output_kinds(original, len(outputs))
         self.logits = [kind.probabilities or "values" for kind in kinds]
         self.judge = Judge(outputs, held_labels, metric, kinds, names, max_drop)
-        if self.judge.is_by_chance and not are_equal:
+        if not are_equal:
+            self._warn_of_poor_rows()
+
+    def _warn_of_poor_rows(self) -> None:
+        """Warns of rows on which a bad file would score as well as a good one."""
+        if self.judge.is_by_chance:
             warn_user(
                 "These rows cannot tell a good file from a bad one: the model scores no better on "
                 "them than with its outputs in another order. Check that labels belong to their "
                 "rows, and give rows like those of training, with all answers among them. "
                 f"Received: {self.judge.name} {self.judge.dense.mean:.4f} on {self.count} rows"
+            )
+            return
+        for name, score in self.judge.accepted_constants().items():
+            warn_user(
+                "A file that gives all rows the same answer would be within `max_drop`: nearly all "
+                "answers are of one class, or the limit is high. Give more rows of the other "
+                "classes, a `metric` that counts these, or a lower `max_drop`. Received: "
+                f"output {as_text(name)}, whose one answer loses {score.lost:.2g} of {score.measure}"
             )
 
     def forward_seconds(self, model: keras.Model) -> float:

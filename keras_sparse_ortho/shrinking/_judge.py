@@ -240,6 +240,24 @@ class Judge:
             by_output,
         )
 
+    def accepted_constants(self) -> dict[str, OutputScore]:
+        """Outputs of classes that would be within their limits with one answer to all examples.
+
+        The answer is that of the mean output, which for most outputs is the commonest one.
+        """
+        constants = []
+        for output in self._outputs:
+            constants.append(output.constant())
+        by_output = self._output_scores(self._scores(constants))
+        accepted = {}
+        for output, (name, score) in zip(
+            self._outputs, by_output.items(), strict=True
+        ):
+            limit = limit_of(self._max_drop, name)
+            if output.is_class and score.bound <= limit < 1.0:
+                accepted[name] = score
+        return accepted
+
     def _output_scores(
         self, scores: list[np.ndarray]
     ) -> dict[str, OutputScore]:
@@ -404,6 +422,12 @@ class _Output:
                 "Received: an output of an unknown kind"
             )
         return wanted, self._half
+
+    def constant(self) -> np.ndarray:
+        """The mean of the dense model's output, as the output for every example."""
+        entries = self._dense.shape[-1]
+        mean = self._dense.reshape(-1, entries).mean(axis=0)
+        return np.broadcast_to(mean, self._dense.shape)
 
     def agreement(self, got: np.ndarray) -> np.ndarray:
         """The share of answers that are the dense model's class, for each example."""

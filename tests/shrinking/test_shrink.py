@@ -263,6 +263,52 @@ def test_rows_that_cannot_tell_files_apart_are_known():
     assert Judge([equal], None, None, [VALUES]).is_by_chance
 
 
+def rare_sites(share):
+    """Probabilities of 3 classes for 50 positions; so many positions are not of class 0."""
+    rng = np.random.default_rng(0)
+    classes = np.where(
+        rng.random((200, 50)) < share, rng.integers(1, 3, (200, 50)), 0
+    )
+    return 0.01 + 0.97 * np.eye(3)[classes]
+
+
+@pytest.mark.parametrize(("share", "accepts"), [(0.005, True), (0.2, False)])
+def test_rare_classes_let_one_answer_pass(share, accepts):
+    outputs = rare_sites(share)
+    judge = Judge([outputs], None, None, [SOFTMAX], ["sites"], 0.01)
+    assert not judge.is_by_chance
+    accepted = judge.accepted_constants()
+    assert [*accepted] == (["sites"] if accepts else [])
+    if accepts:
+        assert 0.0 < accepted["sites"].lost < 0.01
+
+
+def test_a_metric_of_rare_classes_refuses_one_answer():
+    outputs = rare_sites(0.005)
+
+    def sites_kept(want, got):
+        is_site = want.argmax(-1) > 0
+        is_kept = is_site & (want.argmax(-1) == got.argmax(-1))
+        count = is_site.sum(axis=1)
+        return np.where(count, is_kept.sum(axis=1) / np.maximum(count, 1), 1.0)
+
+    judge = Judge([outputs], None, sites_kept, [SOFTMAX], ["sites"], 0.01)
+    assert not judge.accepted_constants()
+
+
+def test_rows_of_nearly_one_class_are_named(tmp_path):
+    inputs = keras.Input((8,))
+    logits = keras.layers.Dense(2, name="head")(inputs)
+    model = keras.Model(inputs, keras.layers.Softmax()(logits))
+    kernel = np.zeros((8, 2))
+    kernel[0] = [-4.0, 4.0]
+    model.get_layer("head").set_weights([kernel, np.array([20.0, -20.0])])
+    rows = np.random.default_rng(0).normal(size=(400, 8))
+    rows[:12, 0] = 9.0
+    with pytest.warns(UserWarning, match="the same answer would be within"):
+        shrink(model, rows, tmp_path / "rare.tflite", max_drop=0.05, minutes=0)
+
+
 def test_labels_must_be_finite_numbers():
     for labels in (np.array(["cat", "dog"]), np.array([0.0, np.nan])):
         with pytest.raises(
