@@ -639,12 +639,12 @@ class Loaded(NamedTuple):
     """A network that its owner has as a Keras file.
 
     Attributes:
-        build: From nothing to the network.
-        rows: From whether they are to train to its rows.
+        build: callable. Makes the network.
+        rows: callable. From whether they are for training to the rows.
         author: str. The owner's LiteRT file, if there is one.
-        metric: The score of a row's outputs beside the dense network's, for `shrink` and for the
-            table; `None` for those that fit the kinds of the outputs.
-        accuracy: From the last output and labels to a share.
+        metric: callable. The score of each row beside the dense network's outputs; by default the
+            metric of `shrink`.
+        accuracy: callable. From the last output and labels to a share.
     """
 
     build: Callable[[], keras.Model]

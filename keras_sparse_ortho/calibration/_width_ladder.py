@@ -36,8 +36,10 @@ def all_widths(group: ChannelGroup, multiple_of: int) -> list[int]:
     least_width = _LEAST_SHARE * group.width
     least_steps = math.ceil(least_width / step)
     narrowest = step * least_steps
-    widths = {*range(narrowest, group.width, step), group.width}
-    return sorted(widths, reverse=True)
+    widths = list(range(narrowest, group.width, step))
+    widths.append(group.width)
+    widths.reverse()
+    return widths
 
 
 def ladder_of(group: ChannelGroup, multiple_of: int) -> list[int]:
@@ -58,12 +60,15 @@ def thinned(widths: Sequence[int]) -> list[int]:
     """
     if len(widths) <= _RUNGS:
         return list(widths)
-    *multiples, full_width = reversed(widths)
+    full_width = widths[0]
+    multiples = np.array(widths[1:])
+    narrowest = multiples[-1]
     rungs = {full_width}
-    for width in np.geomspace(multiples[0], full_width, _RUNGS):
-        distances = np.abs(np.subtract(multiples, width))
-        nearest = int(np.argmin(distances))
-        rungs.add(multiples[nearest])
+    for width in np.geomspace(narrowest, full_width, _RUNGS):
+        distances = np.abs(multiples - width)
+        nearest = np.argmin(distances)
+        rung = int(multiples[nearest])
+        rungs.add(rung)
     return sorted(rungs, reverse=True)
 
 
@@ -115,5 +120,6 @@ class WidthCurve:
         widths = sorted(self.errors)
         errors = []
         for width in widths:
-            errors.append(max(self.errors[width], _LEAST_ERROR))
+            error = self.errors[width]
+            errors.append(max(error, _LEAST_ERROR))
         return np.log(widths), np.log(errors)

@@ -151,7 +151,7 @@ class Examples:
                 "A file that gives all rows the same answer would be within `max_drop`: nearly all "
                 "answers are of one class, or the limit is high. Give more rows of the other "
                 "classes, a `metric` that counts these, or a lower `max_drop`. Received: "
-                f"output {as_text(name)}, whose one answer loses {score.lost:.2g} of {score.measure}"
+                f"output {as_text(name)}, whose one answer loses {score.lost:.2g}"
             )
 
     def forward_seconds(self, model: keras.Model) -> float:

@@ -130,10 +130,9 @@ def shrink(
             output that misses an output, or names another.
 
     Warns:
-        UserWarning: Equal rows; rows or labels on which the model scores as if by chance; classes
-            of which nearly all rows are in one, so that a file with one answer would be within
-            `max_drop`; sample weights, which are not used; a data set or generator of which not all
-            rows were read.
+        UserWarning: Equal rows; rows or labels on which the model scores as if by chance; a limit
+            that a file with one answer to all rows would meet; sample weights, which are not used;
+            a data set or generator of which not all rows were read.
 
     Limits: the held examples judge several files, so the loss on new data is a little higher.
     Models written as classes cannot be narrowed: they get dense files, and zeros under gzip. With
