@@ -1,7 +1,6 @@
 """Checks of arguments, shared by all rooms: integers, seeds, densities, steps, and keywords."""
 
 import functools
-import importlib
 import inspect
 import math
 import re
@@ -144,16 +143,6 @@ def check_seed(seed: object) -> int | None:
     raise ValueError(
         f"`seed` must be a non-negative integer or None. Received: seed={as_text(seed)}"
     )
-
-
-def check_matplotlib() -> None:
-    """Raises ImportError, with the extra to install, where Matplotlib is missing."""
-    try:
-        importlib.import_module("matplotlib")
-    except ImportError as error:
-        raise ImportError(
-            "Pictures need Matplotlib: pip install 'keras-sparse-ortho[plot]'"
-        ) from error
 
 
 def other_keywords(function: Callable[P, R]) -> Callable[P, R]:

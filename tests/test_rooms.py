@@ -22,6 +22,7 @@ ORDER = (
         "_foreign_names",
         "_checks",
         "_files",
+        "_pictures",
         "_interception",
     ),
     *(

@@ -2,7 +2,6 @@
 
 import base64
 import html
-import importlib
 import io
 import os
 from collections.abc import Mapping
@@ -10,17 +9,17 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from keras_sparse_ortho._checks import as_text, other_keywords
 from keras_sparse_ortho._files import atomic_write, path_of
+from keras_sparse_ortho._pictures import check_matplotlib
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 
 @runtime_checkable
 class Pictured(Protocol):
     """A report that can be drawn."""
 
-    def plot(self) -> "Figure | Axes":
+    def plot(self) -> "Axes":
         """Draws the report with Matplotlib."""
 
 
@@ -98,30 +97,19 @@ def write_html(
         )
     if not reports:
         raise ValueError("`reports` must have a report. Received: reports={}")
-    _check_matplotlib(reports)
+    pictured = [
+        heading
+        for heading, report in reports.items()
+        if isinstance(report, Pictured)
+    ]
+    if pictured:
+        check_matplotlib(received=f"{pictured}")
     sections = [
         _section(heading, report) for heading, report in reports.items()
     ]
     page = _PAGE.format(title=html.escape(title), sections="\n".join(sections))
     with atomic_write(file) as stream:
         stream.write(page)
-
-
-def _check_matplotlib(reports: Mapping[str, object]) -> None:
-    pictured = [
-        heading
-        for heading, report in reports.items()
-        if isinstance(report, Pictured)
-    ]
-    if not pictured:
-        return
-    try:
-        importlib.import_module("matplotlib")
-    except ImportError as error:
-        raise ImportError(
-            "Pictures of reports need Matplotlib: pip install 'keras-sparse-ortho[plot]'. "
-            f"Received: {pictured}"
-        ) from error
 
 
 def _section(heading: str, report: object) -> str:
@@ -140,10 +128,10 @@ def _picture(report: Pictured, heading: str) -> str | None:
     from matplotlib.figure import Figure
 
     try:
-        drawn = report.plot()
+        axes = report.plot()
     except ValueError:  # as of an export whose files were not timed
         return None
-    figure = drawn if isinstance(drawn, Figure) else drawn.get_figure(root=True)
+    figure = axes.get_figure(root=True)
     assert isinstance(figure, Figure)
     stream = io.BytesIO()
     figure.savefig(stream, format="svg", bbox_inches="tight")

@@ -3,18 +3,18 @@
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
 from scipy.optimize import isotonic_regression
 
-from keras_sparse_ortho._checks import check_matplotlib
 from keras_sparse_ortho._foreign_names import Answering
 from keras_sparse_ortho._keras_internals import (
     VariableOverrides,
     from_zero_states,
 )
+from keras_sparse_ortho._pictures import axes_or_new
 from keras_sparse_ortho._values import placed, to_numpy, without_gradients
 from keras_sparse_ortho.budgets import Budget, allocate
 from keras_sparse_ortho.calibration._held_out import held_out_batches
@@ -33,6 +33,9 @@ from keras_sparse_ortho.kernels import (
     from_matrices,
 )
 from keras_sparse_ortho.orthogonal import depthwise_outputs, live_count
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 _POINTS = 8  # measured densities of a kernel
 _LEAST_SHARE = 0.2  # the least of them, relative to that of the model
@@ -78,13 +81,16 @@ class Sensitivity(Answering):
 
     __repr__ = __str__
 
-    def plot(self) -> Any:
-        """Plots the error of each kernel over the density; returns a Matplotlib figure."""
-        check_matplotlib()
-        from matplotlib.figure import Figure
+    def plot(self, ax: "Axes | None" = None) -> "Axes":
+        """Plots the error of each kernel over the density.
 
-        figure = Figure(layout="constrained")
-        axes = figure.subplots()
+        Args:
+            ax: Matplotlib axes to draw on. Default: those of a new figure.
+
+        Returns:
+            The axes.
+        """
+        axes = axes_or_new(ax)
         for path in self.errors:
             shares, errors = self._curve(path)
             axes.plot(
@@ -103,7 +109,7 @@ class Sensitivity(Answering):
         axes.set_xticks(densities, [f"{density:g}" for density in densities])
         axes.minorticks_off()
         axes.legend()
-        return figure
+        return axes
 
     def predicted(self, densities: Mapping[str, float]) -> float:
         """The relative squared error of the model at a `Budget`: gains times errors."""

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import keras
 import numpy as np
@@ -11,10 +11,10 @@ from keras_sparse_ortho._checks import (
     as_float,
     as_text,
     check_integer,
-    check_matplotlib,
     is_integer,
 )
 from keras_sparse_ortho._foreign_names import Answering
+from keras_sparse_ortho._pictures import axes_or_new
 from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho._workers import digest_of
 from keras_sparse_ortho.calibration._width_costs import COSTS, WidthCosts
@@ -27,6 +27,9 @@ from keras_sparse_ortho.calibration._width_search import (
 )
 from keras_sparse_ortho.errors import BudgetError, UnknownWeightError
 from keras_sparse_ortho.models import ChannelGroups
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 _BISECTIONS = 12  # of the cost, for a limit on the error
 _PRINTED_SHARES = (0.875, 0.75, 0.5, 0.25, 0.125)
@@ -98,13 +101,16 @@ class WidthTable(Answering):
 
     __repr__ = __str__
 
-    def plot(self) -> Any:
-        """Plots the error of the model over each group's width; returns a Matplotlib figure."""
-        check_matplotlib()
-        from matplotlib.figure import Figure
+    def plot(self, ax: "Axes | None" = None) -> "Axes":
+        """Plots the error of the model over each group's width.
 
-        figure = Figure(layout="constrained")
-        axes = figure.subplots()
+        Args:
+            ax: Matplotlib axes to draw on. Default: those of a new figure.
+
+        Returns:
+            The axes.
+        """
+        axes = axes_or_new(ax)
         for name, errors in self.errors.items():
             full_width = self.groups[name].width
             shares = []
@@ -123,7 +129,7 @@ class WidthTable(Answering):
             ylabel="relative squared error of the model",
         )
         axes.legend()
-        return figure
+        return axes
 
     def predicted(self, widths: Mapping[str, int]) -> float:
         """The relative squared error of the model at these widths: the sum of the groups' errors.

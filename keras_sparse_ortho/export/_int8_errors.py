@@ -3,21 +3,24 @@
 import dataclasses
 import tempfile
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import keras
 
 from keras_sparse_ortho._checks import (
-    check_matplotlib,
     check_number,
     other_keywords,
 )
 from keras_sparse_ortho._foreign_names import Answering
+from keras_sparse_ortho._pictures import axes_or_new
 from keras_sparse_ortho.export._conversion import measured_errors
 from keras_sparse_ortho.export._explain import warn_of_rows
 from keras_sparse_ortho.export._export_litert import check_model, require_litert
 from keras_sparse_ortho.export._task import Steps, Workspace, task_of
 from keras_sparse_ortho.kernels import find_kernels
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 _SHOWN = 0.01  # of the sum: smaller ones are not printed
 _MOST_BARS = 30
@@ -96,22 +99,24 @@ class Int8Errors(Answering):
 
     __repr__ = __str__
 
-    def plot(self) -> Any:
-        """Plots the error of each layer as a bar; returns a Matplotlib figure."""
-        check_matplotlib()
-        from matplotlib.figure import Figure
+    def plot(self, ax: "Axes | None" = None) -> "Axes":
+        """Plots the error of each layer as a bar.
 
+        Args:
+            ax: Matplotlib axes to draw on. Default: those of a new figure.
+
+        Returns:
+            The axes.
+        """
         layers = sorted(self.by_layer.items(), key=lambda item: -item[1])
         names = [name for name, _ in layers[:_MOST_BARS]]
         errors = [error for _, error in layers[:_MOST_BARS]]
-        figure = Figure(
-            figsize=(6, 1 + 0.22 * len(names)), layout="constrained"
-        )
-        axes = figure.subplots()
+        height = 1.0 + 0.22 * len(names)
+        axes = axes_or_new(ax, (6.0, height))
         axes.barh(names, errors)
         axes.invert_yaxis()
         axes.set(xlabel="relative squared error")
-        return figure
+        return axes
 
 
 @other_keywords

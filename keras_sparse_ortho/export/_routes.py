@@ -5,14 +5,17 @@ import dataclasses
 import json
 from collections.abc import Sequence
 from importlib import metadata
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from keras_sparse_ortho._checks import check_matplotlib
 from keras_sparse_ortho._foreign_names import Answering, for_value
+from keras_sparse_ortho._pictures import axes_or_new
 from keras_sparse_ortho._text import printable, printable_lines
 from keras_sparse_ortho.errors import ExportRouteError
 from keras_sparse_ortho.export._process import converter_backend
 from keras_sparse_ortho.export._weight_zeros import WeightZeros
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 MODES = ("small", "gzip", "fast")
 
@@ -247,32 +250,39 @@ class ExportReport(RouteOutcome):
         """`to_dict` as JSON text."""
         return json.dumps(self.to_dict(), indent=indent)
 
-    def plot(self, ax: Any = None) -> Any:
-        """Bytes and milliseconds of every file of `mode="fast"`, on Matplotlib's `ax`."""
-        timed = [
-            outcome for outcome in self.routes if outcome.latency_ms is not None
-        ]
+    def plot(self, ax: "Axes | None" = None) -> "Axes":
+        """Plots bytes and milliseconds of every file of `mode="fast"`.
+
+        Args:
+            ax: Matplotlib axes to draw on. Default: those of a new figure.
+
+        Returns:
+            The axes.
+
+        Raises ValueError for another mode.
+        """
+        timed = []
+        for outcome in self.routes:
+            size = outcome.bytes
+            milliseconds = outcome.latency_ms
+            if size is not None and milliseconds is not None:
+                timed.append((outcome.route, size, milliseconds))
         if not timed:
             raise ValueError(
                 f"Only mode='fast' measures time. Received: mode={self.mode!r}"
             )
-        check_matplotlib()
-        if ax is None:
-            import matplotlib.pyplot as plt
-
-            ax = plt.subplots(figsize=(6, 4))[1]
-        for outcome in timed:
-            point = outcome.bytes, outcome.latency_ms
-            marker = "o" if outcome.route == self.route else "."
-            ax.plot(*point, marker, color="C0")
-            ax.annotate(f" {outcome.route}", point, fontsize=7)
-        ax.set(
+        axes = axes_or_new(ax)
+        for route, size, milliseconds in timed:
+            marker = "o" if route == self.route else "."
+            axes.plot(size, milliseconds, marker, color="C0")
+            axes.annotate(f" {route}", (size, milliseconds), fontsize=7)
+        axes.set(
             xscale="log",
             yscale="log",
             xlabel="bytes",
             ylabel="ms a call",
         )
-        return ax
+        return axes
 
     def __repr__(self) -> str:
         return (

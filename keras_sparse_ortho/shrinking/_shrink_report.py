@@ -8,9 +8,9 @@ import zlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from keras_sparse_ortho._checks import check_matplotlib
 from keras_sparse_ortho._files import atomic_write_bytes, path_of
 from keras_sparse_ortho._foreign_names import Answering
+from keras_sparse_ortho._pictures import axes_or_new
 from keras_sparse_ortho._text import printable_lines
 from keras_sparse_ortho.shrinking._judge import (
     NO_SCORE,
@@ -407,19 +407,22 @@ class ShrinkReport(Answering):
         return columns
 
     def plot(self, ax: "Axes | None" = None) -> "Axes":
-        """Plots the score of each file over its bytes, with the frontier; needs Matplotlib."""
-        check_matplotlib()
-        if ax is None:
-            import matplotlib.pyplot as plt
+        """Plots the score of each file over its bytes, with the frontier.
 
-            ax = plt.subplots(figsize=(6, 4))[1]
+        Args:
+            ax: Matplotlib axes to draw on. Default: those of a new figure.
+
+        Returns:
+            The axes.
+        """
+        axes = axes_or_new(ax)
         for trial in self.trials:
             if trial.reason is not None:
                 continue
             below = trial.score.mean - trial.score.low
             above = trial.score.high - trial.score.mean
             mark = "o" if trial is self.taken else "."
-            ax.errorbar(
+            axes.errorbar(
                 trial.bytes,
                 trial.score.mean,
                 yerr=[[below], [above]],
@@ -427,17 +430,17 @@ class ShrinkReport(Answering):
                 color="C0",
             )
             text = f" {trial.name}, {trial.route}"
-            ax.annotate(text, (trial.bytes, trial.score.mean), fontsize=7)
+            axes.annotate(text, (trial.bytes, trial.score.mean), fontsize=7)
         frontier = self.frontier
         sizes = [trial.bytes for trial in frontier]
         scores = [trial.score.mean for trial in frontier]
-        ax.plot(sizes, scores, color="C1", linewidth=1, zorder=0)
-        ax.set(
+        axes.plot(sizes, scores, color="C1", linewidth=1, zorder=0)
+        axes.set(
             xscale="log",
             xlabel="bytes",
             ylabel=f"{self.measure} on {self.rows} examples held out",
         )
-        return ax
+        return axes
 
 
 def _width_of(title: str, texts: Sequence[str]) -> int:

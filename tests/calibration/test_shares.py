@@ -150,7 +150,7 @@ def test_sensitivity_is_a_budget_with_gains_and_prints_and_draws():
         for w in kso.prunable_weights(scheduled)
     ] == [w.density for w in kso.prunable_weights(found[0])]
     assert all(word in str(table) for word in ("wide/kernel", "int4", "gain"))
-    lines = table.plot().axes[0].lines
+    lines = table.plot().lines
     assert [line.get_label() for line in lines] == [*table.errors]
     assert sorted(measured) == [*lines[0].get_xdata()]
     marks = [mark.get_text() for mark in lines[0].axes.get_xticklabels()]

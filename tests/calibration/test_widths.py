@@ -220,7 +220,7 @@ def test_print_and_plot():
     row = str(dataclasses.replace(table, errors=coarse)).splitlines()[2]
     assert row.split()[2:] == ["0.01", "0.015", "0.046", "-", "-"]
     assert max(map(len, lines)) <= 100
-    axes = table.plot().axes[0]
+    axes = table.plot()
     assert [line.get_label() for line in axes.lines] == [
         "first (64)",
         "second (48)",
