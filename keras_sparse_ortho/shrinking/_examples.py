@@ -17,7 +17,7 @@ from keras_sparse_ortho._checks import as_text
 from keras_sparse_ortho._data import all_rows, rows_at
 from keras_sparse_ortho._keras_internals import warn_user
 from keras_sparse_ortho.models import output_kinds, output_names
-from keras_sparse_ortho.shrinking._judge import Judge, Metric
+from keras_sparse_ortho.shrinking._judge import Judge, Metrics
 from keras_sparse_ortho.shrinking._max_drop import MaxDrop, check_output_names
 
 _HELD_SHARE = 0.25  # of the examples judge, at most:
@@ -85,7 +85,7 @@ class Examples:
         original: keras.Model,
         model: keras.Model,
         data: Any,
-        metric: str | Metric | None,
+        metric: Metrics | None,
         seed: int,
         seconds: float,
         max_drop: MaxDrop,

@@ -10,12 +10,16 @@ import keras
 import numpy as np
 from scipy.special import expit, softmax
 
+from keras_sparse_ortho._checks import as_text
 from keras_sparse_ortho._foreign_names import for_value
 from keras_sparse_ortho.models import UNKNOWN, OutputKind
 from keras_sparse_ortho.shrinking._max_drop import MaxDrop, limit_of
 
 Metric = Callable[[np.ndarray, np.ndarray], np.ndarray]
 """From the wanted and the given outputs of some examples to a score in [0, 1] for each of them."""
+
+Metrics = str | Metric | Mapping[str, str | Metric]
+"""One metric for all outputs, or those of some of them, by name."""
 
 METRICS = ("expected accuracy", "agreement", "closeness")
 
@@ -158,7 +162,8 @@ class Judge:
     Args:
         outputs: The dense model's outputs on the held examples.
         labels: Labels of these examples, one array for each output, or `None`.
-        metric: One of `METRICS`, a function, or `None` for the one that fits an output.
+        metric: One of `METRICS`, a function, or `None` for the one that fits an output; or a dict
+            of these by the names of outputs.
         kinds: The meaning of each output. Default: nothing is known of them.
         names: The name of each output. Default: their numbers.
         max_drop: The limits, which say which output decides. Default: all have the same.
@@ -170,13 +175,12 @@ class Judge:
         self,
         outputs: list[np.ndarray],
         labels: Any,
-        metric: str | Metric | None,
+        metric: Metrics | None,
         kinds: Sequence[OutputKind] | None = None,
         names: Sequence[str] | None = None,
         max_drop: MaxDrop = 1.0,
         least_loss: float = _LEAST_LOSS,
     ) -> None:
-        _check_metric(metric)
         labels_by_output: list[Any] = [None] * len(outputs)
         if labels is not None:
             labels_by_output = keras.tree.flatten(labels)
@@ -192,10 +196,11 @@ class Judge:
             names = [f"output_{k}" for k in range(1, len(outputs) + 1)]
         self._names = names
         self._max_drop = max_drop
+        metrics = _metrics_by_output(metric, names)
         self._outputs = [
-            _Output(dense, label, metric, kind, least_loss)
-            for dense, label, kind in zip(
-                outputs, labels_by_output, kinds, strict=True
+            _Output(dense, label, output_metric, kind, least_loss)
+            for dense, label, output_metric, kind in zip(
+                outputs, labels_by_output, metrics, kinds, strict=True
             )
         ]
         self.name = " and ".join(
@@ -205,8 +210,9 @@ class Judge:
         self.dense = self.score(outputs)
         self._distinct = float(np.mean(self._answers(outputs)))
         self._by_chance = self._answers_by_chance(outputs)
-        if callable(metric):
-            self._check_direction(outputs)
+        for output, output_metric in zip(self._outputs, metrics, strict=True):
+            if callable(output_metric):
+                output.check_direction()
 
     def score(self, outputs: list[np.ndarray]) -> Score:
         """The score on the held examples, the mean over the outputs of the model."""
@@ -308,31 +314,28 @@ class Judge:
         self, outputs: list[np.ndarray]
     ) -> tuple[float, float]:
         """Mean and deviation of the answers of the dense model in other orders."""
-        rng = np.random.default_rng(0)
-        means = []
-        for _ in range(_ORDERS):
-            order = rng.permutation(len(outputs[0]))
-            means.append(
-                np.mean(self._answers([array[order] for array in outputs]))
-            )
-        return float(np.mean(means)), float(np.std(means))
 
-    def _check_direction(self, outputs: list[np.ndarray]) -> None:
-        """Refuses a metric for which lower is better, or that leaves [0, 1]."""
-        mean, deviation = self._by_chance
-        lower_is_better = self._distinct < mean - _SURE * deviation
-        scores = np.mean(self._scores(outputs), axis=0)
-        in_range = (
-            scores.min() >= -_ROUNDING and scores.max() <= 1.0 + _ROUNDING
-        )
-        if lower_is_better or not in_range:
-            raise ValueError(
-                "`metric` must score each row between 0 and 1, and higher must be better, such as "
-                "1 / (1 + error). "
-                f"Received: {self.name}, which gives the dense model's outputs scores from "
-                f"{scores.min():.4g} to {scores.max():.4g}, {self.dense.mean:.4g} in the mean, and "
-                f"{mean:.4g} to those of other rows"
-            )
+        def answers_in(order: np.ndarray) -> list[np.ndarray]:
+            return self._answers([array[order] for array in outputs])
+
+        return _in_other_orders(answers_in, len(outputs[0]))
+
+
+def _in_other_orders(
+    scores_in: Callable[[np.ndarray], Any], count: int
+) -> tuple[float, float]:
+    """Mean and deviation of scores over other orders of the examples.
+
+    Args:
+        scores_in: callable. From an order to scores.
+        count: int. How many examples there are.
+    """
+    rng = np.random.default_rng(0)
+    means = []
+    for _ in range(_ORDERS):
+        order = rng.permutation(count)
+        means.append(np.mean(scores_in(order)))
+    return float(np.mean(means)), float(np.std(means))
 
 
 def _interval(scores: np.ndarray) -> Score:
@@ -341,6 +344,27 @@ def _interval(scores: np.ndarray) -> Score:
     drawn = rng.integers(len(scores), size=(_RESAMPLED, len(scores)))
     low, high = np.quantile(scores[drawn].mean(axis=1), [0.025, 0.975])
     return Score(float(scores.mean()), float(low), float(high))
+
+
+def _metrics_by_output(
+    metric: Metrics | None, names: Sequence[str]
+) -> list[str | Metric | None]:
+    """The metric of each output; `None` for the usual one."""
+    if not isinstance(metric, Mapping):
+        _check_metric(metric)
+        return [metric] * len(names)
+    unknown = [as_text(name) for name in metric if name not in names]
+    if unknown:
+        raise ValueError(
+            "`metric` must be one metric, or a dict with those of outputs of the model: "
+            f"{', '.join(map(as_text, names))}. Received: the unknown {', '.join(unknown)}"
+        )
+    metrics = []
+    for name in names:
+        output_metric = metric.get(name)
+        _check_metric(output_metric)
+        metrics.append(output_metric)
+    return metrics
 
 
 def _check_metric(metric: Any) -> None:
@@ -422,6 +446,27 @@ class _Output:
                 "Received: an output of an unknown kind"
             )
         return wanted, self._half
+
+    def check_direction(self) -> None:
+        """Refuses a metric for which lower is better, or that leaves [0, 1]."""
+        scores = self.scores(self._dense)
+
+        def scores_in(order: np.ndarray) -> np.ndarray:
+            return self.scores(self._dense[order])
+
+        mean, deviation = _in_other_orders(scores_in, len(self._dense))
+        lower_is_better = scores.mean() < mean - _SURE * deviation
+        in_range = (
+            scores.min() >= -_ROUNDING and scores.max() <= 1.0 + _ROUNDING
+        )
+        if lower_is_better or not in_range:
+            raise ValueError(
+                "`metric` must score each row between 0 and 1, and higher must be better, such as "
+                "1 / (1 + error). "
+                f"Received: {self.name}, which gives the dense model's outputs scores from "
+                f"{scores.min():.4g} to {scores.max():.4g}, {scores.mean():.4g} in the mean, and "
+                f"{mean:.4g} to those of other rows"
+            )
 
     def constant(self) -> np.ndarray:
         """The mean of the dense model's output, as the output for every example."""

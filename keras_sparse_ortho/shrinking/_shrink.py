@@ -13,7 +13,7 @@ from keras_sparse_ortho.errors import ShrinkError
 from keras_sparse_ortho.export import Steps, check_path
 from keras_sparse_ortho.models import strip
 from keras_sparse_ortho.shrinking._examples import Examples
-from keras_sparse_ortho.shrinking._judge import Metric
+from keras_sparse_ortho.shrinking._judge import Metrics
 from keras_sparse_ortho.shrinking._least_loss import ANY_DROP, LeastLoss
 from keras_sparse_ortho.shrinking._max_drop import (
     MaxDrop,
@@ -47,7 +47,7 @@ def shrink(
     decode_code: int = 0,
     arena: ArenaOf | None = None,
     minutes: float = 10.0,
-    metric: str | Metric | None = None,
+    metric: Metrics | None = None,
     prefer: str = "both",
     seed: int = 0,
     verbose: bool | str = "auto",
@@ -110,7 +110,8 @@ def shrink(
             as the longest one of a dense network, or one that was narrowed at once; the table of
             widths has half of the time that is left. With 0, dense files alone.
         metric: `"expected accuracy"` or `"agreement"`, for classes; `"closeness"`; or a function
-            of wanted and given outputs that scores each example between 0 and 1, the best.
+            of wanted and given outputs that scores each example between 0 and 1, the best. Or a
+            dict of these for some of the outputs, by their names, as for `max_drop`.
         prefer: str. The measure that decides among files within the limits: `"bytes"`; `"ms"`; or
             `"both"`, their product, among files that are not slower than a dense int8 one.
         seed: int. Decides which examples judge, and the order of training.

@@ -206,6 +206,46 @@ def test_a_metric_of_the_user():
         Judge([want], None, "accuracy")
 
 
+def test_metrics_by_output():
+    rng = np.random.default_rng(0)
+    boxes = rng.normal(size=(40, 4))
+    classes = np.eye(3)[rng.integers(0, 3, 40)]
+
+    def overlap(want, got):
+        return np.clip(1.0 - np.abs(want - got).mean(axis=-1), 0.0, 1.0)
+
+    judge = Judge(
+        [boxes, classes],
+        None,
+        {"box": overlap},
+        [VALUES, SOFTMAX],
+        ["box", "class"],
+    )
+    assert judge.name == "expected accuracy and overlap"
+    verdict = judge.verdict([boxes + 0.1, classes])
+    assert verdict.outputs["box"].lost == pytest.approx(0.1)
+    assert verdict.outputs["class"].lost == 0.0
+    with pytest.raises(
+        ValueError, match=r"'box', 'class'. Received: the unknown 'boxes'"
+    ):
+        Judge(
+            [boxes, classes],
+            None,
+            {"boxes": overlap},
+            names=["box", "class"],
+        )
+    with pytest.raises(
+        ValueError, match=r"`metric` must score each row.*<lambda>, which gives"
+    ):
+        Judge(
+            [boxes, classes],
+            None,
+            {"box": lambda want, got: 1.0 - overlap(want, got)},
+            [VALUES, SOFTMAX],
+            ["box", "class"],
+        )
+
+
 @pytest.mark.parametrize(
     ("metric", "received"),
     [
