@@ -72,8 +72,8 @@ class GramStop:
     """Sums the moments of a layer's rows for `solve(used, held_out)`; a quarter is held out.
 
     Positions of a convolution are drawn where they are many more than a kernel has `k` inputs:
-    `32 k` in all samples together, at least 2048. Each sample gives as many, which the seed 0
-    draws. On a CNN for digits the mean error of OBS stays, and varies by a tenth
+    `32 k` in all samples together, by default at least 2048. Each sample gives as many, which the
+    seed 0 draws. On a CNN for digits the mean error of OBS stays, and varies by a tenth
     (benchmarks/results/positions.md).
 
     Args:
@@ -82,6 +82,7 @@ class GramStop:
         rows: Makes the rows.
         solve: Called with the sums.
         samples: int. How many samples there will be; 0 to take all positions.
+        least_rows: int. The fewest positions that are drawn.
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class GramStop:
         rows: Rows,
         solve: Solve,
         samples: int = 0,
+        least_rows: int = _FEWEST_ROWS,
     ) -> None:
         self.layer = layer
         self.path = weight.path
@@ -100,7 +102,7 @@ class GramStop:
         self._samples = samples
         self._samples_seen = 0
         inputs = math.prod(canonical_shape(weight)[2:-1])
-        self._most_rows = max(_ROWS_AN_INPUT * inputs, _FEWEST_ROWS)
+        self._most_rows = max(_ROWS_AN_INPUT * inputs, least_rows)
         self._sums = [Moments(), Moments()]
 
     def add(self, inputs: Any, reference: Any = None, **options: Any) -> None:
@@ -275,6 +277,7 @@ def stop_of(
     weight: PrunableWeight,
     solve: Solve,
     samples: int = 0,
+    least_rows: int = _FEWEST_ROWS,
 ) -> GramStop | None:
     """The stop for a kernel of a plain layer; `None` if it is unknown how it is applied.
 
@@ -283,6 +286,7 @@ def stop_of(
         weight: The kernel.
         solve: Called with the sums.
         samples: int. How many samples there will be; 0 to take all positions of convolutions.
+        least_rows: int. As for `GramStop`.
     """
     owner = weight.owner
     rows = rows_of(weight)
@@ -302,6 +306,7 @@ def stop_of(
             rows,
             solve,
             samples,
+            least_rows,
         )
     around = [
         layer

@@ -11,6 +11,7 @@ import numpy as np
 from keras_sparse_ortho._checks import check_integer, other_keywords
 from keras_sparse_ortho.calibration._elimination import eliminate
 from keras_sparse_ortho.calibration._layerwise import calibration_batches
+from keras_sparse_ortho.calibration._moments import samples_in
 from keras_sparse_ortho.calibration._output_errors import OutputErrors
 from keras_sparse_ortho.calibration._readers import ReaderMoments
 from keras_sparse_ortho.calibration._width_clock import (
@@ -159,7 +160,8 @@ def measured_in_time(
     if not clock.is_limited:
         return ReaderMoments.measured(model, groups, batches, verbose)
     start = time.monotonic()
-    moments = ReaderMoments.measured(model, groups, batches[:1], verbose)
+    count = samples_in(batches)
+    moments = ReaderMoments.measured(model, groups, batches[:1], verbose, count)
     for number, batch in enumerate(batches[1:], 1):
         batch_seconds = time.monotonic() - start
         if not clock.has_time_to_sweep(batch_seconds):
@@ -168,7 +170,9 @@ def measured_in_time(
             )
             break
         start = time.monotonic()
-        moments += ReaderMoments.measured(model, groups, [batch], verbose)
+        moments += ReaderMoments.measured(
+            model, groups, [batch], verbose, count
+        )
     return moments
 
 

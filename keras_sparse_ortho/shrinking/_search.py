@@ -62,23 +62,38 @@ class Search:
     def _try_remedies(self) -> None:
         """Makes the dense file of static int8 better until it is good.
 
-        Smaller networks get the same remedy. None is tried that would take the time of widths.
+        Smaller networks get the same remedy. None is tried that would take the time of widths, and
+        none where a good file costs less: remedies change neither bytes nor time.
         """
         trials = self._trials
         static = _first_of_route(trials.made, "int8")
         if trials.is_good(static):
             return
+        longest = _REMEDY_COST * static.seconds
+        remedied = static
         for remedy in REMEDIES:
+            if not self._is_cheaper_than_good_files(remedied):
+                break
             name = f"dense, {remedy.name}"
-            seconds = _REMEDY_COST * static.seconds
-            if seconds > _REMEDY_SHARE * trials.seconds_left():
+            if longest > _REMEDY_SHARE * trials.seconds_left():
                 trials.untried.append(name)
                 break
             trials.remedy = remedy.options
             self._export_dense(name, "int8")
-            if trials.is_good(trials.made[-1]):
+            remedied = trials.made[-1]
+            if trials.is_good(remedied):
                 return
+            longest = max(longest, remedied.seconds)
         trials.remedy = {}
+
+    def _is_cheaper_than_good_files(self, static: Trial) -> bool:
+        """Whether a file would be taken if it were good; a file that was refused may be."""
+        good = self._good_integers()
+        if static.reason is not None or not good:
+            return True
+        is_static = [trial is static for trial in self._trials.made]
+        *costs, static_cost = self._costs([*good, is_static.index(True)])
+        return static_cost < min(costs)
 
     def _integer_route(self) -> str:
         """The route of smaller networks: int8, of which the dense file is the best."""
@@ -87,17 +102,33 @@ class Search:
         integers = [k for k in files if "int8" in trials[k].route]
         if not integers:
             return trials[files[0]].route if files else "float16"
-        within = [k for k in integers if self._trials.is_good(trials[k])]
-        if len(within) < 2:
-            most_exact = max(within or integers, key=lambda k: trials[k].mean)
+        good = self._good_integers()
+        if len(good) < 2:
+            most_exact = max(good or integers, key=lambda k: trials[k].mean)
             return trials[most_exact].route
-        costs = [
-            ms * trials[k].bytes
-            for k, ms in zip(
-                within, self._trials.latencies(within), strict=True
-            )
+        cheapest = int(np.argmin(self._costs(good)))
+        return trials[good[cheapest]].route
+
+    def _good_integers(self) -> list[int]:
+        """The numbers of the trials in int8 that are within the limits."""
+        return [
+            number
+            for number, trial in enumerate(self._trials.made)
+            if "int8" in trial.route and self._trials.is_good(trial)
         ]
-        return trials[within[int(np.argmin(costs))]].route
+
+    def _costs(self, numbers: list[int]) -> list[float]:
+        """The costs of the files of some trials, by the measure that is preferred."""
+        made = self._trials.made
+        if self._prefer == "bytes":
+            return [made[number].bytes for number in numbers]
+        times = self._trials.latencies(numbers)
+        if self._prefer == "ms":
+            return times
+        return [
+            ms * made[number].bytes
+            for ms, number in zip(times, numbers, strict=True)
+        ]
 
     # --- smaller networks -------------------------------------------------------------------------
 

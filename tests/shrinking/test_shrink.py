@@ -1063,6 +1063,41 @@ def test_no_remedy_begins_that_would_take_the_time_of_widths():
     assert search._trials.untried == ["dense, fitted ranges"]
 
 
+@pytest.mark.parametrize(
+    ("prefer", "bytes_of_dynamic", "tries"),
+    [
+        ("both", 110, True),
+        ("both", 90, False),
+        ("ms", 110, True),
+        ("bytes", 110, True),
+        ("bytes", 90, False),
+    ],
+)
+def test_remedies_wait_where_a_good_file_costs_less(
+    monkeypatch, prefer, bytes_of_dynamic, tries
+):
+    dynamic = trial("dense", bytes_of_dynamic, 1.0)
+    static = trial("dense", 100, 1.0, lost=0.5)
+    dynamic = dataclasses.replace(dynamic, route="dynamic_int8")
+    trials = types.SimpleNamespace(
+        made=[dynamic, static],
+        untried=[],
+        remedy={},
+        is_good=lambda trial: trial.lost < 0.1,
+        latencies=lambda numbers: [(1.0, 0.99)[number] for number in numbers],
+        seconds_left=lambda: 600.0,
+    )
+    remedied = []
+
+    def export_dense(search, name, route):
+        remedied.append(name)
+        trials.made.append(dataclasses.replace(static, lost=0.0))
+
+    monkeypatch.setattr(Search, "_export_dense", export_dense)
+    Search(trials, prefer)._try_remedies()
+    assert remedied == (["dense, fitted ranges"] if tries else [])
+
+
 @pytest.mark.tensorflow_only
 def test_lstms_are_tried_as_the_fused_operator(tmp_path):
     keras.utils.set_random_seed(0)
