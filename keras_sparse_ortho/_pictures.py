@@ -11,7 +11,7 @@ def check_matplotlib(received: str = "") -> None:
     """Raises ImportError, with the extra to install, where Matplotlib is missing.
 
     Args:
-        received: str. What was to be drawn.
+        received: str. The names of the pictures.
     """
     try:
         importlib.import_module("matplotlib")

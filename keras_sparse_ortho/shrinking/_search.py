@@ -88,11 +88,12 @@ class Search:
 
     def _is_cheaper_than_good_files(self, static: Trial) -> bool:
         """Whether a file would be taken if it were good; a file that was refused may be."""
-        good = self._good_integers()
-        if static.reason is not None or not good:
+        numbers = self._good_integers()
+        if static.reason is not None or not numbers:
             return True
         is_static = [trial is static for trial in self._trials.made]
-        *costs, static_cost = self._costs([*good, is_static.index(True)])
+        numbers.append(is_static.index(True))
+        *costs, static_cost = self._costs(numbers)
         return static_cost < min(costs)
 
     def _integer_route(self) -> str:
@@ -102,12 +103,12 @@ class Search:
         integers = [k for k in files if "int8" in trials[k].route]
         if not integers:
             return trials[files[0]].route if files else "float16"
-        good = self._good_integers()
-        if len(good) < 2:
-            most_exact = max(good or integers, key=lambda k: trials[k].mean)
+        numbers = self._good_integers()
+        if len(numbers) < 2:
+            most_exact = max(numbers or integers, key=lambda k: trials[k].mean)
             return trials[most_exact].route
-        cheapest = int(np.argmin(self._costs(good)))
-        return trials[good[cheapest]].route
+        cheapest = np.argmin(self._costs(numbers))
+        return trials[numbers[cheapest]].route
 
     def _good_integers(self) -> list[int]:
         """The numbers of the trials in int8 that are within the limits."""
@@ -119,16 +120,13 @@ class Search:
 
     def _costs(self, numbers: list[int]) -> list[float]:
         """The costs of the files of some trials, by the measure that is preferred."""
-        made = self._trials.made
+        sizes = [self._trials.made[number].bytes for number in numbers]
         if self._prefer == "bytes":
-            return [made[number].bytes for number in numbers]
+            return sizes
         times = self._trials.latencies(numbers)
         if self._prefer == "ms":
             return times
-        return [
-            ms * made[number].bytes
-            for ms, number in zip(times, numbers, strict=True)
-        ]
+        return [size * ms for size, ms in zip(sizes, times, strict=True)]
 
     # --- smaller networks -------------------------------------------------------------------------
 
