@@ -60,9 +60,9 @@ def shrink(
         lost + standard error of lost <= max_drop    for every output of the model
 
     Dense files come first, in float16 and in integers, those of LSTMs with the fused operator, too.
-    Where static int8 loses too much, its remedies follow, the cheapest first: fitted ranges,
-    equalized channels, a stretch in floats (see `export_litert`). A microcontroller gets those
-    without floats. Then `shrink` looks for widths:
+    Where static int8 loses too much, and no good file costs less, its remedies follow, the cheapest
+    first: fitted ranges, equalized channels, a stretch in floats (see `export_litert`). A
+    microcontroller gets those without floats. Then `shrink` looks for widths:
     `widths` measures what each group of channels is worth, and a bisection finds the smallest
     network within the limit, a plain Keras model with fewer channels (`narrow`). With 1,500
     examples and more, a network near the limit learns the dense model's outputs
