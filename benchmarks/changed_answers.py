@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import keras
 import numpy as np
+import packages
 import real
 from int8 import classes
 from record import machine, markdown, sentences
@@ -126,7 +127,7 @@ class _Subject(NamedTuple):
 def _subject(network: str) -> _Subject:
     """A network with its table of widths, which all its shares have in common."""
     if network in real.NETWORKS:
-        real.fetch()
+        packages.fetch()
     dense, rows, tested, labels = real.subject(network)
     assert labels is not None
     table = kso.widths(dense, rows[:CALIBRATION])

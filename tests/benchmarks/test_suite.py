@@ -19,8 +19,11 @@ MODULES = {
     "methods_table",
     "networks",
     "owners",
+    "package_rows",
+    "packages",
     "record",
     "runner",
+    "splice_sites",
     "training",
 }
 HERE = pathlib.Path(__file__).parents[2] / "benchmarks"
