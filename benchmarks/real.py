@@ -158,49 +158,12 @@ def accuracy_of(name: str, outputs: np.ndarray, labels: np.ndarray) -> float:
 # --- cases ----------------------------------------------------------------------------------------
 
 PASSES = 3
+_BLOCK = 16  # rows and columns of a block, and the fewest channels that go
 Case = tuple[str, str]
 """How the model is made, and the route of its file."""
 
 _ORT = ("onnxruntime", "dynamic int8")
 _INT8 = "dynamic_int8"
-
-
-def cases(name: str) -> list[Case]:
-    """The cases of a network. Magika's passes take minutes, so it has fewer of them."""
-    dense = [
-        ("dense", route) for route in ("float16", _INT8, "int8", "dynamic_int4")
-    ]
-    first = 0.3 if name == "magika" else 0.2
-    hows = [
-        "dense, 4 bits",
-        *(f"at once, {density}" for density in (0.5, first, 0.1)),
-    ]
-    hows += [f"gradually, {first}", f"gradually, {first}, 4 bits"]
-    found = [*dense, *([_ORT] if NETWORKS[name].onnx else [])]
-    if name == "magika":
-        hows[-2:-2] = ["at once, 0.5, 4 bits"]
-    else:
-        found += [("dense, trained", "int8"), ("dense, trained", "int4")]
-        hows[-2:-2] = [
-            *(f"at once, {density}, distilled" for density in (0.35, 0.2)),
-            *(
-                f"at once, {density}, distilled, 4 bits"
-                for density in (0.35, 0.2)
-            ),
-        ]
-        hows += ["gradually, 0.1"]
-    if name != "magika":
-        hows += [f"channels, {density}, distilled" for density in (0.7, 0.5)]
-    if name == "silero":
-        found += [("channels, 0.5, distilled, trained", "int8")]
-    if fewer := FEWER.get(name):
-        half = f"{fewer}, then 0.5"
-        hows += [fewer, f"{half}, 4 bits", f"{half}, distilled, 4 bits"]
-        if name == "magika":
-            hows[-2:] = [f"{fewer}, distilled", f"{fewer}, distilled, 4 bits"]
-    found += [(how, _INT8) for how in hows]
-    found += [("blocks of 16, 0.5, distilled", "dynamic_int8+blocks")]
-    return [*found, ("shrink", "gzip"), ("shrink", "small")]
 
 
 # Outputs of each layer but the last and the heads, in sixteens, which kernels compute at a time.
@@ -209,6 +172,62 @@ FEWER = {
     "rnet": "channels 16-48-64",
     "onet": "channels 16-48-48-80",
 }
+_HOWS = (
+    "dense, 4 bits",
+    "at once, 0.5",
+    "at once, 0.2",
+    "at once, 0.1",
+    "at once, 0.35, distilled",
+    "at once, 0.2, distilled",
+    "at once, 0.35, distilled, 4 bits",
+    "at once, 0.2, distilled, 4 bits",
+    "gradually, 0.2",
+    "gradually, 0.2, 4 bits",
+    "gradually, 0.1",
+    "channels, 0.7, distilled",
+    "channels, 0.5, distilled",
+)
+_HOWS_OF_MAGIKA = (
+    "dense, 4 bits",
+    "at once, 0.5",
+    "at once, 0.3",
+    "at once, 0.1",
+    "at once, 0.5, 4 bits",
+    "gradually, 0.3",
+    "gradually, 0.3, 4 bits",
+    FEWER["magika"],
+    f"{FEWER['magika']}, distilled",
+    f"{FEWER['magika']}, distilled, 4 bits",
+)
+
+
+def cases(name: str) -> list[Case]:
+    """The cases of a network. Magika's passes take minutes, so it has fewer of them."""
+    listed = []
+    for route in ("float16", _INT8, "int8", "dynamic_int4"):
+        listed.append(("dense", route))
+    if NETWORKS[name].onnx:
+        listed.append(_ORT)
+    if name != "magika":
+        listed += [("dense, trained", "int8"), ("dense, trained", "int4")]
+    if name == "silero":
+        listed.append(("channels, 0.5, distilled, trained", "int8"))
+    for how in _hows_of(name):
+        listed.append((how, _INT8))
+    listed.append(("blocks of 16, 0.5, distilled", "dynamic_int8+blocks"))
+    return [*listed, ("shrink", "gzip"), ("shrink", "small")]
+
+
+def _hows_of(name: str) -> list[str]:
+    """How the models of a network in dynamic int8 are made, besides the dense one."""
+    if name == "magika":
+        return list(_HOWS_OF_MAGIKA)
+    hows = list(_HOWS)
+    if name in FEWER:
+        half = f"{FEWER[name]}, then 0.5"
+        hows += [FEWER[name], f"{half}, 4 bits", f"{half}, distilled, 4 bits"]
+    return hows
+
 
 Made = dict[tuple[str, str], tuple[keras.Model, float]]
 """Models by how they were made, and the route where it matters; and seconds."""
@@ -216,69 +235,91 @@ Made = dict[tuple[str, str], tuple[keras.Model, float]]
 
 def made(
     dense: keras.Model, rows: np.ndarray, how: str, route: str, known: Made
-) -> Any:
+) -> tuple[keras.Model, float]:
     """The model of a case and its seconds; it starts from the models that others made."""
-    route = route if "trained" in how else ""
-    if (how, route) not in known:
-        *before, step = how.split(", ")
-        model, seconds = dense, 0.0
+    if "trained" not in how:
+        route = ""
+    if (how, route) in known:
+        return known[how, route]
+    *before, step = how.split(", ")
+    model = dense
+    seconds = 0.0
+    start = time.monotonic()
+    if step.startswith("0"):
+        model = _pruned(dense, rows, before[0], float(step), known)
+    elif step in FEWER.values():
+        model = _of_channels(dense, rows, step)
+    elif before:
+        model, seconds = made(dense, rows, ", ".join(before), route, known)
         start = time.monotonic()
-        if step[0] == "0":
-            model = _pruned(dense, rows, before[0], float(step), known)
-        elif step in FEWER.values():
-            model = _of_channels(dense, rows, step)
-        elif before:
-            model, seconds = made(dense, rows, ", ".join(before), route, known)
-            start = time.monotonic()
-            model = _trained(dense, rows, model, step, route)
-        known[how, route] = model, seconds + time.monotonic() - start
+        model = _trained(dense, rows, model, step, route)
+    known[how, route] = model, seconds + time.monotonic() - start
     return known[how, route]
+
+
+def _kernels(model: keras.Model) -> list[Any]:
+    """The kernels of a model, without the slopes of PReLU."""
+    return [
+        weight
+        for weight in kso.prunable_weights(model)
+        if len(weight.shape) > 1
+    ]
 
 
 def _pruned(
     dense: keras.Model, rows: np.ndarray, kind: str, density: float, known: Made
 ) -> keras.Model:
-    options = {"score": "obs", "data": rows[:768]}
+    """The network at a density, by the kind of pruning."""
+    options: dict[str, Any] = {"score": "obs", "data": rows[:768]}
     if kind == "at once":
         return kso.prune(dense, density, budget="error", **options)
     if kind == "gradually":
         at_once, _ = made(dense, rows, f"at once, {density}", "", known)
-        shares = kso.Budget.from_model(at_once)
-        model = kso.parametrize(
-            dense, kso.MagnitudeMask(kso.schedules.Cubic()), budget=shares
-        )
+        budget = kso.Budget.from_model(at_once)
+        mask = kso.MagnitudeMask(kso.schedules.Cubic())
+        model = kso.parametrize(dense, mask, budget=budget)
         distill(model, dense, rows, epochs=PASSES, verbose=2)
         return model
-    found = [w for w in kso.prunable_weights(dense) if len(w.shape) > 1]
+    kernels = _kernels(dense)
     if kind == "channels":
-        first = found[0].path
-        heads = [w.path for w in found if w.shape[-1] < 16]
+        stay = [kernels[0].path]
+        for kernel in kernels:
+            if kernel.shape[-1] < _BLOCK:
+                stay.append(kernel.path)
         options["structure"] = kso.calibration.Channels()
-        pruned = kso.prune(dense, density, exclude=[first, *heads], **options)
+        pruned = kso.prune(dense, density, exclude=stay, **options)
         return kso.remove_channels(pruned)
-    options |= {"structure": kso.Block(16, 16), "storage": "blocks"}
-    fit = [w.path for w in found if not (w.shape[-1] % 16 or w.shape[-2] % 16)]
-    return kso.prune(dense, density, include=fit, **options)
+    options["structure"] = kso.Block(_BLOCK, _BLOCK)
+    options["storage"] = "blocks"
+    whole = []
+    for kernel in kernels:
+        inputs, outputs = kernel.shape[-2:]
+        if inputs % _BLOCK == 0 and outputs % _BLOCK == 0:
+            whole.append(kernel.path)
+    return kso.prune(dense, density, include=whole, **options)
 
 
 def _of_channels(
     dense: keras.Model, rows: np.ndarray, step: str
 ) -> keras.Model:
-    kernels = [w for w in kso.prunable_weights(dense) if len(w.shape) > 1]
+    """The network with so many outputs of its layers, by structured OBS of their readers."""
+    kernels = _kernels(dense)
     counts = [int(count) for count in step.split()[1].split("-")]
-    before = [w.shape[-1] for w in kernels[: len(counts)]]
-    # Whose inputs these are.
-    own = [w.path for w in kernels[1 : len(counts) + 1]]
-    found = [
-        one for one in zip(own, counts, before, strict=True) if one[1] < one[2]
-    ]
-    shares = {path: count / all_of_them for path, count, all_of_them in found}
-    options = {
-        "score": "obs",
-        "data": rows[:2048],
-        "structure": kso.calibration.Channels(),
-    }
-    pruned = kso.prune(dense, budget=shares, include=[*shares], **options)
+    shares = {}
+    for count, kernel, reader in zip(
+        counts, kernels, kernels[1:], strict=False
+    ):
+        outputs = kernel.shape[-1]
+        if count < outputs:
+            shares[reader.path] = count / outputs
+    pruned = kso.prune(
+        dense,
+        budget=shares,
+        include=[*shares],
+        score="obs",
+        data=rows[:2048],
+        structure=kso.calibration.Channels(),
+    )
     # Magika has LayerNormalization.
     return kso.remove_channels(pruned, exact=False)
 
@@ -290,26 +331,31 @@ def _trained(
     step: str,
     route: str,
 ) -> keras.Model:
+    """A network after a step: pruned further, trained, or trained with the rounding of a file."""
     if step.startswith("then "):
         density = float(step.split()[1])
         return kso.prune(
             model, density, budget="error", score="obs", data=rows[:2048]
         )
-    masks = {
-        w.path: w.mask for w in kso.prunable_weights(model) if w.live < w.size
-    }
-    of_blocks = any(
-        "Blocks" in type(w.storage).__name__
-        for w in kso.prunable_weights(model)
+    weights = kso.prunable_weights(model)
+    is_of_blocks = any(
+        "Blocks" in type(weight.storage).__name__ for weight in weights
     )
-    if not of_blocks:  # a copy; and a schedule would start again
+    if not is_of_blocks:  # a copy; and a schedule would start again
+        masks = {}
+        for weight in weights:
+            if weight.live < weight.size:
+                masks[weight.path] = weight.mask
         model = kso.strip(model)
-        model = kso.apply_masks(model, masks) if masks else model
+        if masks:
+            model = kso.apply_masks(model, masks)
     if step == "distilled":
         distill(model, dense, rows, epochs=PASSES, verbose=2)
         return model
-    bits = ("int4", None) if step == "4 bits" else (route, "int8")
-    model = kso.quantize_aware(model, *bits)
+    if step == "4 bits":
+        model = kso.quantize_aware(model, "int4", None)
+    else:
+        model = kso.quantize_aware(model, route, "int8")
     distill(model, dense, rows, epochs=1, learning_rate=5e-4, verbose=2)
     return model
 
@@ -317,67 +363,83 @@ def _trained(
 def _file(
     case: Case,
     name: str,
-    data: Any,
+    data: tuple[keras.Model, np.ndarray],
     file: pathlib.Path,
     minutes: float,
     known: Made,
-) -> Any:
+) -> Run:
     """Makes the file of a case; what its line says of that."""
-    (how, route), (dense, rows), start = case, data, time.monotonic()
-    run: dict[str, Any] = {}
-    before = 0.0
+    how, route = case
+    dense, rows = data
+    run: Run = {}
+    seconds = 0.0
+    start = time.monotonic()
     try:
         if case == _ORT:
-            from onnxruntime.quantization import QuantType, quantize_dynamic
-
-            quantize_dynamic(
-                FETCHED / NETWORKS[name].onnx, file, weight_type=QuantType.QInt8
-            )
+            _write_onnx(name, file)
         elif how == "shrink":
             report = shrink(dense, rows, file, minutes=minutes, verbose=True)
             run |= {"report": str(report), "minutes": minutes}
         else:
-            model, before = made(dense, rows, how, route, known)
+            model, seconds = made(dense, rows, how, route, known)
             start = time.monotonic()
-            if route == "dynamic_int4":
-                model = kso.quantize_aware(model, "int4", None)
-            options = {
-                "representative_data": rows[:512] if route == "int8" else None
-            }
-            export_litert(
-                model,
-                file,
-                mode=route,
-                sample=rows[:64],
-                tolerance=10.0,
-                **options,
-            )
+            _write(model, rows, route, file)
     except (ValueError, RuntimeError) as error:
-        rule, _, received = str(error).partition("Received: ")
-        run["reason"] = (
-            received.splitlines()[0]
-            if "converter" in rule
-            else rule.split(". ")[0]
-        )
-    return run | {"seconds": round(before + time.monotonic() - start)}
+        run["reason"] = _reason(error)
+    return run | {"seconds": round(seconds + time.monotonic() - start)}
+
+
+def _write_onnx(name: str, file: pathlib.Path) -> None:
+    """The file of the package in ONNX Runtime's integers."""
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    source = FETCHED / NETWORKS[name].onnx
+    quantize_dynamic(source, file, weight_type=QuantType.QInt8)
+
+
+def _write(
+    model: keras.Model, rows: np.ndarray, route: str, file: pathlib.Path
+) -> None:
+    """The LiteRT file of a model."""
+    if route == "dynamic_int4":
+        model = kso.quantize_aware(model, "int4", None)
+    options = {}
+    if route == "int8":
+        options["representative_data"] = rows[:512]
+    export_litert(
+        model, file, mode=route, sample=rows[:64], tolerance=10.0, **options
+    )
+
+
+def _reason(error: Exception) -> str:
+    """The words of the converter, or the rule of one of our errors."""
+    rule, _, received = str(error).partition("Received: ")
+    if "converter" in rule:
+        return received.splitlines()[0]
+    return rule.split(". ")[0]
 
 
 def _times(
     name: str, files: list[pathlib.Path], row: np.ndarray, seconds: float
 ) -> list[float]:
     """Milliseconds of one call with one row, on one thread; those of ONNX after the others."""
-    own = [file for file in files if file.suffix != ".onnx"]
-    found = dict(
-        zip(own, latencies(own, seconds=seconds, timeout=3000.0), strict=True)
-    )
-    for file in {*files} - {*own}:
-        calls = []
-        for _ in range(50):
-            start = time.perf_counter()
-            NETWORKS[name].outputs(row, file)
-            calls.append(1e3 * (time.perf_counter() - start))
-        found[file] = statistics.median(calls)
-    return [found[file] for file in files]
+    lite = [file for file in files if file.suffix != ".onnx"]
+    medians = latencies(lite, seconds=seconds, timeout=3000.0)
+    times = dict(zip(lite, medians, strict=True))
+    for file in files:
+        if file not in times:
+            times[file] = _time_of_onnx(name, file, row)
+    return [times[file] for file in files]
+
+
+def _time_of_onnx(name: str, file: pathlib.Path, row: np.ndarray) -> float:
+    """The median of the milliseconds of 50 calls."""
+    calls = []
+    for _ in range(50):
+        start = time.perf_counter()
+        NETWORKS[name].outputs(row, file)
+        calls.append(1e3 * (time.perf_counter() - start))
+    return statistics.median(calls)
 
 
 class Real(Measurement):
