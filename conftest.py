@@ -65,7 +65,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--spread",
         metavar="DRAW",
-        help="run three of four tests and a quarter of their cases, on one backend, by this text",
+        help="run half of the tests and a quarter of their cases, on one backend, by this text",
     )
 
 
@@ -147,7 +147,7 @@ def _draw_backend(backends: tuple[str, ...], ticket: int) -> str:
 def _spread(
     items: list[pytest.Item], draw: str, config: pytest.Config
 ) -> list[pytest.Item]:
-    """A quarter of the cases of each test, or one case of three tests in four; each on one backend.
+    """A quarter of the cases of each test, or one case of every other test; each on one backend.
 
     A case's number is a hash of its name and of ``draw``: each worker of xdist finds the same.
     """
@@ -164,7 +164,7 @@ def _spread(
             cases[test].append((number, item, backends))
     for test, numbered in cases.items():
         numbered.sort(key=lambda case: case[0])
-        expected_count = max(len(numbered) / 4, 3 / 4)
+        expected_count = max(len(numbered) / 4, 1 / 2)
         lot = zlib.crc32(f"{test} {draw}".encode()) / 2**32
         count = math.floor(expected_count + lot)
         chosen += [

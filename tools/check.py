@@ -1,6 +1,6 @@
 """Run the checks of this repository and sum up: ``check.py [PART ...] [--slow]``.
 
-Without a PART all of `make test` runs. There three of four tests run, with a quarter of their
+Without a PART all of `make test` runs. There half of the tests run, with a quarter of their
 cases, each on one backend, and a quarter of the pages. The commit draws them, so that others run at
 the next commit; --draw TEXT repeats a draw. The longest pages are left out. A part that is named,
 and --slow, run all. A part that fails does not stop the others. A part that runs tests must have
