@@ -29,6 +29,7 @@ from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.callbacks import UpdateMasks
 from keras_sparse_ortho.models import output_kinds, prunable_weights
 from keras_sparse_ortho.parametrizations import ScheduledMask
+from keras_sparse_ortho.recovery._without_noise import without_noise
 
 ToLogits = Callable[[Tensor], Tensor]
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -58,7 +59,8 @@ def distill(
     The features are the inputs of the last layer, if both models are graphs and have as many of
     them. The logits of outputs that are probabilities are their logarithms. The optimizer is Adam;
     its rate rises over the first 5% of the steps and falls to zero as a cosine. Masks on a schedule
-    (`MagnitudeMask`) move as it says, so gradual pruning takes two lines.
+    (`MagnitudeMask`) move as it says, so gradual pruning takes two lines. Dropout, noise and
+    augmentation act as in inference, as they do in the teacher.
 
     Args:
         student: A built model with the inputs and outputs of the teacher: from `parametrize`, for
@@ -134,7 +136,7 @@ def distill(
     updates = None
     if has_schedules:
         updates = [UpdateMasks()]
-    with _restored_on_errors(student):
+    with _restored_on_errors(student), without_noise(student):
         history = trained.fit(
             rows, epochs=epochs, verbose=verbose, callbacks=updates
         )

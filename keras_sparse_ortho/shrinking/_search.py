@@ -41,7 +41,8 @@ class Search:
         self._try_dense()
         if self._trials.seconds > 0:
             self._try_remedies()
-            self._try_smaller(self._integer_route())
+            self._trials.route = self._integer_route()
+            self._try_smaller(self._trials.route)
         self._trials.time_files()
 
     # --- dense files ------------------------------------------------------------------------------

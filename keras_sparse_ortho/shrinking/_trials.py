@@ -32,7 +32,9 @@ from keras_sparse_ortho.shrinking._shrink_report import Trial, frontier_of
 
 _LONGEST_REASON = 100  # characters of a reason in the table
 _RANGED = 256  # examples that ranges of static int8 are measured on: more are no better
-_ANY_ERROR = 1e6  # of a file: the held examples judge it, and bad ones have a time, too
+_ANY_ERROR = (
+    1e6  # of a file: the held examples judge it, and bad ones have a time, too
+)
 _COMPARED = 16  # examples, one by one in Keras with a file
 _TRAINING_SHARE = 0.33  # of the time that is left, for one training
 # Dense files in whose time a network is narrowed and exported: 2.8 for MobileNetV2 at 96 pixels.
@@ -76,6 +78,7 @@ class Trials:
         seed: int.
         packed: bool. Whether sizes are under gzip.
         remedy: dict. Further arguments of `export_litert` for static int8.
+        route: str. That of smaller networks, once it is known.
         made: list of Trial, in their order.
         untried: list of str. The trials that the time did not allow.
 
@@ -103,6 +106,7 @@ class Trials:
         self.seed = terms.seed
         self.packed = packed
         self.remedy: dict[str, Any] = {}
+        self.route: str | None = None
         self.made: list[Trial] = []
         self.untried: list[str] = []
         self._folder = folder
@@ -250,8 +254,15 @@ class Trials:
         return self.seconds_left() < self.narrowing_seconds()
 
     def dense_seconds(self) -> float:
-        """The most seconds that a file of the dense network took; 0 before the first."""
-        times = [trial.seconds for trial in self.made if trial.name == "dense"]
+        """The most seconds that a file of the dense network took; 0 before the first.
+
+        Files of static int8 can take ten times as long as others: once it is known which route
+        smaller networks take, that of its dense file counts.
+        """
+        times = []
+        for trial in self.made:
+            if trial.name == "dense" and self.route in (None, trial.route):
+                times.append(trial.seconds)
         return max(times, default=0.0)
 
     def narrowing_seconds(self) -> float:
