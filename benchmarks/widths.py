@@ -166,6 +166,36 @@ def trained(which: Run, data: Dataset) -> keras.Model:
     return cached("widths", name, model, fit)
 
 
+def uniform_widths(
+    table: kso.calibration.WidthTable, share: float
+) -> dict[str, int]:
+    """The widths of the largest common share of all groups within a share of the parameters.
+
+    They are any numbers: in the multiples of searched widths they would waste up to a third.
+    """
+    most = share * table.cost()
+    narrow, wide = 0.0, 1.0
+    for _ in range(20):
+        middle = (narrow + wide) / 2
+        widths = common_widths(table, middle)
+        if table.cost(widths) <= most:
+            narrow = middle
+        else:
+            wide = middle
+    return common_widths(table, narrow)
+
+
+def common_widths(
+    table: kso.calibration.WidthTable, share: float
+) -> dict[str, int]:
+    """One share of the width of every group."""
+    widths = {}
+    for name in table.errors:
+        group = table.groups[name]
+        widths[name] = group.unit * max(round(share * group.steps), 1)
+    return widths
+
+
 def by_norms(
     model: keras.Model, channel_groups: Iterable[Any]
 ) -> dict[str, np.ndarray]:
@@ -307,13 +337,13 @@ def narrowed_by(
         model: The trained network.
         table: Its table of widths.
         share: float. A share of the parameters.
-        unit: int. Widths are multiples of it.
+        unit: int. Searched widths are multiples of it.
         x: Rows for calibration.
     """
     if method["widths"] == "searched":
         widths = table.search(share, multiple_of=unit)
     else:
-        widths = table.uniform(share, multiple_of=unit)
+        widths = uniform_widths(table, share)
     if method["order"] in ORDERS:
         order = ORDERS[method["order"]](
             model, [table.groups[name] for name in table.errors]
@@ -424,13 +454,13 @@ class Widths(Measurement):
             ({given.windows} windows of {READ} characters, {given.epochs} epochs; the next
             character), narrowed to a share of their parameters with {CALIBRATION} training rows for
             calibration; nothing is trained afterwards. Searched widths are those of
-            `kso.widths(model, x).search(share)`, uniform ones the largest common share of all
-            groups that has no more parameters, both in the same multiples. The order of channels is
-            that of structured OBS, or of the norms of the kernels that read them; `kso.narrow`
-            refits these kernels, or (last row) they stay as they are. Test accuracy, mean and
-            standard deviation over the seeds, and half the 95% interval of the mean (Student's t);
-            error: the relative squared error of the outputs on test rows; predicted: by the table,
-            for OBS; parameters of the result.
+            `kso.widths(model, x).search(share)`, multiples of 8, of the ResNet of 4, uniform ones the largest
+            common share of all groups that has no more parameters, in any numbers of channels. The
+            order of channels is that of structured OBS, or of the norms of the kernels that read
+            them; `kso.narrow` refits these kernels, or (last row) they stay as they are. Test
+            accuracy, mean and standard deviation over the seeds, and half the 95% interval of the
+            mean (Student's t); error: the relative squared error of the outputs on test rows;
+            predicted: by the table, for OBS; parameters of the result.
             """
         )
         for network, title in TITLES.items():

@@ -3,11 +3,11 @@
 import contextlib
 import inspect
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import keras
 
 from keras_sparse_ortho._interception import intercepted
+from keras_sparse_ortho._types import Nested
 from keras_sparse_ortho.kernels import walk
 
 _CELLS = (
@@ -46,15 +46,15 @@ def _is_noise(layer: keras.Layer) -> bool:
 
 
 def _as_in_inference(
-    call: Callable[..., Any], *arguments: Any, **options: Any
-) -> Any:
+    call: Callable[..., Nested], *arguments: Nested, **options: Nested
+) -> Nested:
     bound = inspect.signature(call).bind(*arguments, **options)
     bound.arguments["training"] = False
     return call(*bound.args, **bound.kwargs)
 
 
 @contextlib.contextmanager
-def _without_dropout(cell: Any) -> Iterator[None]:
+def _without_dropout(cell: keras.Layer) -> Iterator[None]:
     """Inside, a cell has rates of 0: the layer around it reads them, too."""
     rates = {name: getattr(cell, name) for name in _RATES}
     for name in rates:
