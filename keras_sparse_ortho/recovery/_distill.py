@@ -90,8 +90,9 @@ def distill(
         UserWarning: Equal rows; sample weights, which are not used; a data set or generator of
             which not all rows were read, as it may be endless.
 
-    Limits: all rows, and the teacher's features of them, are in memory. With a few hundred rows
-    use `prune(score="obs")`, which needs no training. Agreement on the rows of `data` says little:
+    Limits: all rows, and the teacher's features of them, are in memory. Steps of Adam do not depend
+    on the size of a weight: training does harm where weights are as small as `learning_rate`, so
+    lower it there. With a few hundred rows use `prune(score="obs")`, which needs no training. Agreement on the rows of `data` says little:
     judge on others.
 
     Examples:
