@@ -92,8 +92,8 @@ def distill(
 
     Limits: all rows, and the teacher's features of them, are in memory. Steps of Adam do not depend
     on the size of a weight: training does harm where weights are as small as `learning_rate`, so
-    lower it there. With a few hundred rows use `prune(score="obs")`, which needs no training. Agreement on the rows of `data` says little:
-    judge on others.
+    lower it there. With a few hundred rows use `prune(score="obs")`, which needs no training.
+    Agreement on the rows of `data` says little: judge on others.
 
     Examples:
         >>> import keras, numpy as np
