@@ -907,9 +907,13 @@ class Shrunk(Measurement):
         return [*lines.values()]
 
     def report(self, lines: list[Run]) -> str:
+        latest = last_of_each(lines, "network", "how", "rival")
+        machines = "; ".join(
+            sorted({line["made"]["machine"] for line in latest.values()})
+        )
         text = "# Trained networks, shrunk by one call\n\n" + sentences(
             f"""
-            {machine()}. `shrink` had inputs, no labels, and the minutes shown. Lost: points of
+            {machines}. `shrink` had inputs, no labels, and the minutes shown. Lost: points of
             expected accuracy of classes, and of the closeness of other outputs, the most of several
             outputs, on rows of other origin than all that made the files. Accuracy: of rows whose
             label is known. Bytes are as stored; ms: median of one call with one row on one thread,
@@ -920,7 +924,6 @@ class Shrunk(Measurement):
         header = ["network", "file", "model", "classes lost", "values lost"]
         header += ["agreement", "accuracy", "dense accuracy"]
         header += ["bytes", "bytes of int8", "ms", "ms of int8", "s", "minutes"]
-        latest = last_of_each(lines, "network", "how", "rival")
         rows = []
         for line in latest.values():
             int8 = latest[line["network"], "dense", RIVALS[0]]
