@@ -55,7 +55,6 @@ class ReaderMoments:
         groups: Iterable[ChannelGroup],
         batches: Sequence[Any],
         verbose: int = 0,
-        samples: int | None = None,
     ) -> "ReaderMoments":
         """Measures the inputs of all readers that can be measured, in one sweep.
 
@@ -64,11 +63,8 @@ class ReaderMoments:
             groups: Groups of its channels.
             batches: list of inputs of the model.
             verbose: As for `fit`.
-            samples: int. In how many samples the positions of convolutions are drawn together;
-                by default those of these batches.
         """
-        if samples is None:
-            samples = samples_in(batches)
+        samples = samples_in(batches)
         paths = {path for group in groups for path in group.rows}
         weights = _weights_of(model, paths)
         used_grams: dict[str, Array] = {}

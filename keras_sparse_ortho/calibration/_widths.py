@@ -11,7 +11,6 @@ import numpy as np
 from keras_sparse_ortho._checks import check_integer, other_keywords
 from keras_sparse_ortho.calibration._elimination import eliminate
 from keras_sparse_ortho.calibration._layerwise import calibration_batches
-from keras_sparse_ortho.calibration._moments import samples_in
 from keras_sparse_ortho.calibration._output_errors import OutputErrors
 from keras_sparse_ortho.calibration._readers import ReaderMoments
 from keras_sparse_ortho.calibration._width_clock import (
@@ -156,12 +155,14 @@ def measured_in_time(
     clock: WidthClock,
     verbose: int,
 ) -> ReaderMoments:
-    """The moments of all batches, or of as many as the time allows, with a warning."""
+    """The moments of all batches, or of as many as the time allows, with a warning.
+
+    With a limit each batch alone has enough positions of convolutions, as it may be the last one.
+    """
     if not clock.is_limited:
         return ReaderMoments.measured(model, groups, batches, verbose)
     start = time.monotonic()
-    count = samples_in(batches)
-    moments = ReaderMoments.measured(model, groups, batches[:1], verbose, count)
+    moments = ReaderMoments.measured(model, groups, batches[:1], verbose)
     for number, batch in enumerate(batches[1:], 1):
         batch_seconds = time.monotonic() - start
         if not clock.has_time_to_sweep(batch_seconds):
@@ -170,9 +171,7 @@ def measured_in_time(
             )
             break
         start = time.monotonic()
-        moments += ReaderMoments.measured(
-            model, groups, [batch], verbose, count
-        )
+        moments += ReaderMoments.measured(model, groups, [batch], verbose)
     return moments
 
 

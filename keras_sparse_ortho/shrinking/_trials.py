@@ -33,7 +33,7 @@ from keras_sparse_ortho.shrinking._shrink_report import Trial, frontier_of
 _LONGEST_REASON = 100  # characters of a reason in the table
 _RANGED = 256  # examples that ranges of static int8 are measured on: more are no better
 _ANY_ERROR = (
-    1e6  # of a file: the held examples judge it, and bad ones have a time, too
+    1e6  # the held examples judge a file, and a bad one has a time, too
 )
 _COMPARED = 16  # examples, one by one in Keras with a file
 _TRAINING_SHARE = 0.33  # of the time that is left, for one training

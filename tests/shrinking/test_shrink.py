@@ -567,6 +567,20 @@ def test_no_trial_begins_that_would_end_too_late(tmp_path):
         assert trials.is_late()
 
 
+def test_time_is_planned_by_the_route_that_is_taken(tmp_path):
+    """Static int8 of SpliceAI took 203 seconds, dynamic int8 26."""
+    rows = object.__new__(Examples)
+    rows.calibration = ROWS
+    trials = Trials(None, rows, tmp_path, Terms(lambda *_: 0.0, 600.0, 0.01, 0))
+    trials.made = [
+        Trial("dense", "dynamic_int8", seconds=26.0),
+        Trial("dense", "int8", seconds=203.0),
+    ]
+    assert trials.dense_seconds() == 203.0
+    trials.route = "dynamic_int8"
+    assert trials.dense_seconds() == 26.0
+
+
 def test_the_first_narrower_network_is_planned_by_dense_files(tmp_path):
     rows = object.__new__(Examples)
     rows.calibration = ROWS
