@@ -28,6 +28,7 @@ from record import (
     QUICK,
     last_of_each,
     machine,
+    machines_of,
     markdown,
     matching,
     sentences,
@@ -908,9 +909,7 @@ class Shrunk(Measurement):
 
     def report(self, lines: list[Run]) -> str:
         latest = last_of_each(lines, "network", "how", "rival")
-        machines = "; ".join(
-            sorted({line["made"]["machine"] for line in latest.values()})
-        )
+        machines = machines_of([*latest.values()])
         text = "# Trained networks, shrunk by one call\n\n" + sentences(
             f"""
             {machines}. `shrink` had inputs, no labels, and the minutes shown. Lost: points of

@@ -11,7 +11,7 @@ import numpy as np
 import packages
 import real
 import widths
-from record import column, groups, machine, markdown, sentences
+from record import column, groups, machines_of, markdown, sentences
 from runner import Measurement, Run, Setting, main
 
 import keras_sparse_ortho as kso
@@ -90,8 +90,8 @@ class RealWidths(Measurement):
             "# Networks that packages ship, made narrower, at once\n\n"
             + sentences(
                 f"""
-            {machine()}, Keras {keras.__version__} on {keras.backend.backend()}. As in [the table of
-            networks that we train](widths.md): nothing is trained afterwards, and {self.given.rows}
+            {machines_of(lines)}, Keras {keras.__version__} on {keras.backend.backend()}. As in
+            [the table of networks that we train](widths.md): nothing is trained afterwards, and {self.given.rows}
             rows calibrate, another draw for each seed. Searched widths are multiples of
             {USUAL_UNIT}, but for magika, whose one group has any. Lost: points of expected accuracy
             of classes, and of the closeness of other outputs, the most of several outputs, on rows

@@ -56,6 +56,12 @@ _SETTINGS = (
 )
 
 
+def machines_of(lines: list[dict[str, Any]]) -> str:
+    """The machines that measured some lines."""
+    names = {line["made"]["machine"] for line in lines}
+    return "; ".join(sorted(names))
+
+
 def machine() -> str:
     """One line about where this ran."""
     model = platform.processor() or "unknown processor"
