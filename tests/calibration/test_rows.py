@@ -163,7 +163,6 @@ def test_positions_of_convolutions_are_drawn_where_they_are_many(
     layer, monkeypatch
 ):
     """Each sample gives as many rows; all positions take part, the same in both models."""
-    monkeypatch.setattr(_moments, "_FEWEST_ROWS", 1)
     monkeypatch.setattr(_moments, "_ROWS_AN_INPUT", 2)
     model, weight = last_kernel(layer, (9, 8, 3))
     rng = np.random.default_rng(0)
@@ -172,11 +171,13 @@ def test_positions_of_convolutions_are_drawn_where_they_are_many(
     count = every.positions(x)
     wanted = -(-2 * every(x[:1].astype("float64")).shape[-1] // 12)
     assert wanted < count
-    stop = stop_of(model, weight, None, samples=12)
+    stop = stop_of(model, weight, None, samples=12, least_rows=1)
     sums = moments(stop, x, given)
     assert sums.rows == 12 * wanted
     # A sample's rows are some of all its rows.
-    chosen = stop_of(model, weight, None, samples=12)._draw_positions(x)
+    chosen = stop_of(
+        model, weight, None, samples=12, least_rows=1
+    )._draw_positions(x)
     assert chosen.shape == (12, wanted)
     assert np.bincount(chosen.ravel(), minlength=count).max() <= -(
         -12 * wanted // count
@@ -191,7 +192,7 @@ def test_positions_of_convolutions_are_drawn_where_they_are_many(
         sums.gram, np.swapaxes(some, 1, 2) @ some, rtol=1e-5, atol=1e-5
     )
     # Batches change nothing, and there is no `across` where both models are the same.
-    small, same = [], stop_of(model, weight, None, samples=12)
+    small, same = [], stop_of(model, weight, None, samples=12, least_rows=1)
     same._solve = lambda *parts: small.append(parts[0] + parts[1])
     for start in (0, 8):
         same.add(x[start : start + 8], x[start : start + 8])
