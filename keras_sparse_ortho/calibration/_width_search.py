@@ -31,12 +31,17 @@ class Ladder:
 
     def thinned(self) -> "Ladder":
         """A ladder of some of the widths."""
-        return self._of(thinned(self.widths))
+        widths = thinned(self.widths)
+        errors = [self.error(width) for width in widths]
+        return Ladder(self.name, widths, errors)
 
     def between(self, highest: int, lowest: int) -> "Ladder":
         """A ladder of the widths from the highest to the lowest."""
-        widths = [width for width in self.widths if lowest <= width <= highest]
-        return self._of(widths)
+        start = self.widths.index(highest)
+        stop = self.widths.index(lowest) + 1
+        return Ladder(
+            self.name, self.widths[start:stop], self.errors[start:stop]
+        )
 
     def neighbors(self, width: int) -> tuple[int, int]:
         """The next wider and the next narrower width; a width itself at the ends."""
@@ -45,10 +50,6 @@ class Ladder:
         wider = max(step - 1, 0)
         narrower = min(step + 1, last_step)
         return self.widths[wider], self.widths[narrower]
-
-    def _of(self, widths: Sequence[int]) -> "Ladder":
-        errors = [self.error(width) for width in widths]
-        return Ladder(self.name, widths, errors)
 
 
 Place = tuple[int, ...]

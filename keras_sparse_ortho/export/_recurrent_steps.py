@@ -14,7 +14,7 @@ import keras
 
 from keras_sparse_ortho._interception import stand_in, with_settings
 from keras_sparse_ortho._types import Tensor
-from keras_sparse_ortho.kernels import walk
+from keras_sparse_ortho.kernels import has_dropout_rates, walk
 
 Step: TypeAlias = Callable[[Any, Tensor, Sequence[Tensor]], list[Tensor]]
 """A cell, the products of its inputs in one step, and its states -> the states after that step.
@@ -52,7 +52,7 @@ def _without_dropout(cell: Any) -> Any:
     if isinstance(cell, keras.layers.StackedRNNCells):
         cells = [_without_dropout(inner) for inner in cell.cells]
         return stand_in(cell, cells=cells)
-    if not hasattr(cell, "recurrent_dropout"):
+    if not has_dropout_rates(cell):
         return cell
     return stand_in(cell, dropout=0.0, recurrent_dropout=0.0)
 

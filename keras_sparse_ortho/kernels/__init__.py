@@ -4,6 +4,7 @@ from keras_sparse_ortho.kernels._layer_kinds import (
     LayerWrapper,
     SparseLayer,
     WholeLayer,
+    has_dropout_rates,
     is_sparse_layer,
     is_wrapper,
     storages_of,

@@ -1,4 +1,4 @@
-"""Base classes of this package's layers, for the walk over a model: sparse, wrapper, whole."""
+"""Kinds of layers: base classes of this package's, for the walk over a model, and Keras' cells."""
 
 from collections.abc import Mapping
 
@@ -47,3 +47,13 @@ def is_wrapper(layer: keras.layers.Layer) -> bool:
 def storages_of(layer: keras.layers.Layer) -> Mapping[str, Storage]:
     """The storages of a layer's own kernels by name; empty for plain layers."""
     return layer.storages() if isinstance(layer, SparseLayer) else {}
+
+
+def has_dropout_rates(layer: keras.layers.Layer) -> bool:
+    """Whether a layer is a recurrent cell with rates of dropout, `dropout` and `recurrent_dropout`.
+
+    The layer around a cell shows the same rates, but only reads them.
+    """
+    if isinstance(layer, keras.layers.RNN):
+        return False
+    return hasattr(layer, "recurrent_dropout")

@@ -8,13 +8,8 @@ import keras
 
 from keras_sparse_ortho._interception import intercepted
 from keras_sparse_ortho._types import Nested
-from keras_sparse_ortho.kernels import walk
+from keras_sparse_ortho.kernels import has_dropout_rates, walk
 
-_CELLS = (
-    keras.layers.SimpleRNNCell,
-    keras.layers.GRUCell,
-    keras.layers.LSTMCell,
-)
 _RATES = ("dropout", "recurrent_dropout")
 
 
@@ -30,7 +25,7 @@ def without_noise(model: keras.Model) -> Iterator[None]:
     """
     with contextlib.ExitStack() as settings:
         for layer, _ in walk(model, ""):
-            if isinstance(layer, _CELLS):
+            if has_dropout_rates(layer):
                 settings.enter_context(_without_dropout(layer))
             elif _is_noise(layer):
                 settings.enter_context(

@@ -12,6 +12,7 @@ import pytest
 
 import keras_sparse_ortho as kso
 from keras_sparse_ortho.calibration import OutputErrors, ReaderMoments
+from keras_sparse_ortho.calibration._width_ladder import WidthCurve
 from keras_sparse_ortho.errors import (
     BudgetError,
     NotPrunableError,
@@ -211,6 +212,25 @@ def test_errors_between_measured_widths():
     )
 
 
+def test_errors_that_begin_between_measured_widths():
+    """An MLP's error at 816 of 1,024 units was 50 times too small, between 0 and .00013."""
+    curve = WidthCurve(1024, {1016: 0.0, 760: 1.3e-4, 560: 3.9e-4})
+    assert 0.5 * 6.8e-5 < curve.at(816) < 2.0 * 6.8e-5  # measured: 6.8e-5
+    assert curve.at(1016) == 0.0
+    errors = [curve.at(width) for width in range(8, 1024)]
+    assert errors == sorted(errors, reverse=True)
+    # The errors of a power of the channels that are gone are followed.
+    power = {width: ((100 - width) / 100) ** 3 for width in (90, 80, 70)}
+    assert WidthCurve(100, power).at(85) == pytest.approx(0.15**3, rel=0.05)
+
+
+def test_channels_that_are_dead_at_all_measured_widths_cost_nothing():
+    curve = WidthCurve(64, {48: 0.0, 32: 0.0, 16: 0.1})
+    assert curve.at(40) == 0.0
+    assert 0.0 < curve.at(24) < 0.1
+    assert WidthCurve(64, {48: 0.0, 32: 0.0}).at(8) == 0.0
+
+
 def test_print_and_plot():
     table = case("mlp")[3]
     lines = str(table).splitlines()
@@ -218,7 +238,7 @@ def test_print_and_plot():
     assert "-" not in lines[2].split()
     coarse = {"first": {56: 0.01, 24: 0.1}, "second": table.errors["second"]}
     row = str(dataclasses.replace(table, errors=coarse)).splitlines()[2]
-    assert row.split()[2:] == ["0.01", "0.015", "0.046", "-", "-"]
+    assert row.split()[2:] == ["0.01", "0.022", "0.062", "-", "-"]
     assert max(map(len, lines)) <= 100
     axes = table.plot()
     assert [line.get_label() for line in axes.lines] == [

@@ -315,6 +315,11 @@ def noisy_network():
     x = keras.layers.GaussianNoise(0.5)(inputs)
     x = keras.layers.SpatialDropout1D(0.5)(x)
     x = keras.layers.GRU(8, return_sequences=True, dropout=0.5)(x)
+    x = keras.layers.Reshape((6, 8, 1))(x)
+    x = keras.layers.ConvLSTM1D(
+        2, 3, return_sequences=True, recurrent_dropout=0.25
+    )(x)
+    x = keras.layers.Reshape((6, 12))(x)
     x = keras.layers.MultiHeadAttention(2, 4, dropout=0.5)(x, x)
     x = keras.layers.LSTM(8, recurrent_dropout=0.5)(x)
     x = DropPath()(x)
@@ -340,5 +345,6 @@ def test_students_are_trained_without_noise():
     cells = [layer.cell for layer in student.layers if hasattr(layer, "cell")]
     assert [(cell.dropout, cell.recurrent_dropout) for cell in cells] == [
         (0.5, 0.0),
+        (0.0, 0.25),
         (0.0, 0.5),
     ]
