@@ -427,11 +427,12 @@ class Widths(Measurement):
             calibration; nothing is trained afterwards. Searched widths are those of
             `kso.widths(model, x).search(share)`, multiples of 8, of the ResNet of 4, of the GRU any
             numbers; uniform ones are the largest common share of all groups that has no more
-            parameters, in any numbers of channels. The order of channels is that of structured OBS, or of the norms of the
-            kernels that read them; `kso.narrow` refits these kernels, or (last row) they stay as
-            they are. Test accuracy, mean and standard deviation over the seeds, and half the 95%
-            interval of the mean (Student's t); error: the relative squared error of the outputs on
-            test rows; predicted: by the table, for OBS; parameters of the result.
+            parameters, in any numbers of channels. The order of channels is that of structured OBS,
+            or of the norms of the kernels that read them; `kso.narrow` refits these kernels, or
+            (last row) they stay as they are. Test accuracy, mean and standard deviation over the
+            seeds, and half the 95% interval of the mean (Student's t); error: the relative squared
+            error of the outputs on test rows; predicted: by the table, for OBS; parameters of the
+            result.
             """
         )
         for network, title in TITLES.items():

@@ -13,6 +13,8 @@ from keras_sparse_ortho._checked_data import (
     warn_of_weights,
 )
 from keras_sparse_ortho._checks import (
+    as_float,
+    as_text,
     check_integer,
     check_number,
     other_keywords,
@@ -23,18 +25,21 @@ from keras_sparse_ortho._keras_internals import (
     computes_its_graph,
     graph_calls,
     graph_ends,
+    warn_user,
 )
 from keras_sparse_ortho._types import Nested, Tensor
 from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.callbacks import UpdateMasks
 from keras_sparse_ortho.models import output_kinds, prunable_weights
 from keras_sparse_ortho.parametrizations import ScheduledMask
+from keras_sparse_ortho.recovery._backtracking import STAGES, Backtracking
 from keras_sparse_ortho.recovery._without_noise import without_noise
 
 ToLogits = Callable[[Tensor], Tensor]
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 _WARM_UP = 0.05  # of the steps
+_HELD_BATCH = 256  # rows that judge, at once
 _SMALLEST = 1e-30  # a probability whose logarithm float32 still knows
 _ROUNDED = 1e-6  # at this distance from 1 float32 rounds probabilities
 
@@ -48,6 +53,7 @@ def distill(
     epochs: int = 3,
     batch_size: int = 32,
     learning_rate: float = 3e-3,
+    validation_split: float = 0.0,
     seed: int | None = 0,
     outputs: str | Sequence[str] | None = None,
     verbose: int | str = "auto",
@@ -71,6 +77,9 @@ def distill(
         epochs: Passes over the rows.
         batch_size: Rows of a step.
         learning_rate: The highest rate.
+        validation_split: A share of the rows that no step sees. They protect the student: training
+            has 12 stages; a stage after which their loss is higher is undone, and the others have a
+            quarter of its rate. Masks must stay. 0: all rows train.
         seed: Decides the order of the rows. `None`: another in every call.
         outputs: The kind of the model's outputs: `"softmax"` or `"sigmoid"`, probabilities with
             logits; or `"values"`. A list has one for each output. Default: what the teacher's last
@@ -78,22 +87,26 @@ def distill(
         verbose: As for `fit`.
 
     Returns:
-        The history of `fit`. The student is not compiled by it.
+        The history of `fit`, with `validation_split` of the stages in place of epochs. The student
+        is not compiled by it.
 
     Raises:
         ValueError: If the outputs of the models differ in number or shape, there are no rows or
-            rows that the models cannot take, or the loss does not stay finite.
+            rows that the models cannot take, or the loss does not stay finite; for a
+            `validation_split` with masks on a schedule.
 
     After an error, and if training is interrupted, the student is as it was before.
 
     Warns:
-        UserWarning: Equal rows; sample weights, which are not used; a data set or generator of
-            which not all rows were read, as it may be endless.
+        UserWarning: No rate lowers the loss on held-out rows, so that the student is as it was.
+            Equal rows; sample weights, which are not used; a data set or generator of which not all
+            rows were read, as it may be endless.
 
-    Limits: all rows, and the teacher's features of them, are in memory. Steps of Adam do not depend
-    on the size of a weight: training does harm where weights are as small as `learning_rate`, so
-    lower it there. With a few hundred rows use `prune(score="obs")`, which needs no training.
-    Agreement on the rows of `data` says little: judge on others.
+    Limits: all rows, and the teacher's features of them, are in memory. A short training at a high
+    rate can do harm, above all where weights are as small as `learning_rate`: steps of Adam do not
+    depend on the size of a weight. `validation_split` protects from it. With a few hundred rows use
+    `prune(score="obs")`, which needs no training. Agreement on the rows of `data` says little:
+    judge on others.
 
     Examples:
         >>> import keras, numpy as np
@@ -114,40 +127,145 @@ def distill(
     check_integer("epochs", epochs)
     check_integer("batch_size", batch_size)
     check_number("learning_rate", learning_rate)
+    _check_validation_split(validation_split, student)
     batch = all_rows(data)
     x = batch[0]
     check_inputs(teacher, x, text=False)
     warn_of_equal_rows([batch])
     warn_of_weights([batch])
     targets = _Targets.of(student, teacher, x, outputs)
-    rows = _Rows(x, targets.values, batch_size, seed)
+    options = _Options(epochs, batch_size, learning_rate, seed, verbose)
+    with _restored_on_errors(student), without_noise(student):
+        if validation_split:
+            held_count = _held_count(validation_split, targets.count)
+            return _fit_beside_held_rows(
+                student, x, targets, held_count, options
+            )
+        return _fit(student, x, targets, options)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Options:
+    """How `distill` trains: its arguments."""
+
+    epochs: int
+    batch_size: int
+    learning_rate: float
+    seed: int | None
+    verbose: int | str
+
+
+def _fit(
+    student: keras.Model, x: Nested, targets: "_Targets", options: _Options
+) -> keras.callbacks.History:
+    """Trains on all rows, with one schedule of rates."""
+    epochs = options.epochs
+    rows = _Rows(
+        x, targets.values, options.batch_size, epochs, epochs, options.seed
+    )
     steps = epochs * len(rows)
     rate = keras.optimizers.schedules.CosineDecay(
         0.0,
         max(steps, 2),
-        warmup_target=learning_rate,
+        warmup_target=options.learning_rate,
         warmup_steps=max(round(_WARM_UP * steps), 1),
     )
-    trained = _Named(targets.student, list(targets.values))
+    trained = targets.named_student()
     trained.compile(keras.optimizers.Adam(rate), targets.losses())
-    has_schedules = any(
+    updates = None
+    if _has_schedules(student):
+        updates = [UpdateMasks()]
+    history = trained.fit(
+        rows, epochs=epochs, verbose=options.verbose, callbacks=updates
+    )
+    if not np.isfinite(history.history["loss"][-1]):
+        raise ValueError(
+            "The loss must stay finite: lower `learning_rate`, or look for a layer whose gradient "
+            "is not, such as a square root at 0. "
+            f"Received: learning_rate={options.learning_rate}, loss=nan"
+        )
+    return history
+
+
+def _fit_beside_held_rows(
+    student: keras.Model,
+    x: Nested,
+    targets: "_Targets",
+    held_count: int,
+    options: _Options,
+) -> keras.callbacks.History:
+    """Trains in stages. A stage that does harm on held-out rows is undone."""
+    order = np.random.default_rng(options.seed).permutation(targets.count)
+    batch_size = min(options.batch_size, targets.count - held_count)
+    step_count = options.epochs * (targets.count - held_count) // batch_size
+    stages = min(STAGES, step_count)
+    held = order[:held_count]
+    others = order[held_count:]
+    held_rows = rows_at(x, held), rows_at(targets.values, held)
+    rows = _Rows(
+        rows_at(x, others),
+        rows_at(targets.values, others),
+        batch_size,
+        options.epochs,
+        stages,
+        options.seed,
+    )
+    trained = targets.named_student()
+    optimizer = keras.optimizers.Adam(options.learning_rate)
+    trained.compile(optimizer, targets.losses())
+    loss = trained.evaluate(
+        *held_rows, batch_size=_HELD_BATCH, verbose=0, return_dict=True
+    )["loss"]
+    backtracking = Backtracking(student, loss, options.learning_rate, stages)
+    history = trained.fit(
+        rows,
+        epochs=stages,
+        verbose=options.verbose,
+        validation_data=held_rows,
+        validation_batch_size=_HELD_BATCH,
+        callbacks=[backtracking],
+    )
+    if not backtracking.has_improved:
+        warn_user(
+            "No rate lowered the loss on held-out rows, so the student is as it was. "
+            "Give more rows, or lower `learning_rate`. "
+            f"Received: learning_rate={options.learning_rate}, loss={loss:.3g}"
+        )
+    return history
+
+
+def _held_count(share: float, count: int) -> int:
+    """How many rows are held out: at least one, and one trains."""
+    if count < 2:
+        raise ValueError(
+            "`data` must have at least two rows, as some are held out. "
+            f"Received: {count} rows and validation_split={share}"
+        )
+    held_count = max(round(share * count), 1)
+    return min(held_count, count - 1)
+
+
+def _has_schedules(student: keras.Model) -> bool:
+    return any(
         isinstance(weight.storage, ScheduledMask)
         for weight in prunable_weights(student)
     )
-    updates = None
-    if has_schedules:
-        updates = [UpdateMasks()]
-    with _restored_on_errors(student), without_noise(student):
-        history = trained.fit(
-            rows, epochs=epochs, verbose=verbose, callbacks=updates
+
+
+def _check_validation_split(share: object, student: keras.Model) -> None:
+    """Raises ValueError for a share that is none, or with masks that move."""
+    number = as_float(share)
+    if not 0.0 <= number < 1.0:
+        raise ValueError(
+            "`validation_split` must be a number from 0 to less than 1. "
+            f"Received: validation_split={as_text(share)}"
         )
-        if not np.isfinite(history.history["loss"][-1]):
-            raise ValueError(
-                "The loss must stay finite: lower `learning_rate`, or look for a layer whose "
-                "gradient is not, such as a square root at 0. "
-                f"Received: {learning_rate=}, loss=nan"
-            )
-    return history
+    if number > 0.0 and _has_schedules(student):
+        raise ValueError(
+            "`validation_split` needs masks that stay: a stage that is undone would bring live "
+            "weights back. Train without it, or `strip` and `prune` first. "
+            f"Received: validation_split={as_text(share)} and masks on a schedule"
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -205,6 +323,15 @@ class _Targets:
             )
         }
         return cls(student_end, targets, logits)
+
+    @property
+    def count(self) -> int:
+        """The number of rows."""
+        return len(next(iter(self.values.values())))
+
+    def named_student(self) -> keras.Model:
+        """The student with the names of the values."""
+        return _Named(self.student, list(self.values))
 
     def losses(self) -> dict[str, Loss]:
         """The loss of each output: the squared error by the variance of the target."""
@@ -276,32 +403,47 @@ class _Named(keras.Model):
 
 
 class _Rows(keras.utils.PyDataset):
-    """Whole batches of rows and targets, in another order in every epoch."""
+    """Whole batches of rows and targets, in another order in every pass.
+
+    Args:
+        x: Inputs.
+        targets: dict of arrays.
+        size: int. Rows of a batch.
+        passes: int. How often all rows are seen.
+        stages: int. The epochs of `fit` that share the passes: as many, or more or fewer.
+        seed: int or None.
+    """
 
     def __init__(
         self,
         x: Nested,
         targets: dict[str, np.ndarray],
         size: int,
+        passes: int,
+        stages: int,
         seed: int | None,
     ) -> None:
         super().__init__()
         self._x = x
         self._targets = targets
-        self._rng = np.random.default_rng(seed)
-        self._count = len(next(iter(targets.values())))
-        self._size = min(size, self._count)
-        self.on_epoch_end()
+        count = len(next(iter(targets.values())))
+        self._size = min(size, count)
+        whole = count - count % self._size
+        rng = np.random.default_rng(seed)
+        orders = [rng.permutation(count)[:whole] for _ in range(passes)]
+        self._batches = np.concatenate(orders).reshape(-1, self._size)
+        self._length = max(len(self._batches) // stages, 1)
+        self._stage = 0
 
     def on_epoch_end(self) -> None:
-        self._order = self._rng.permutation(self._count)
+        self._stage += 1
 
     def __len__(self) -> int:
-        return len(self._order) // self._size
+        return self._length
 
     def __getitem__(self, number: int) -> tuple[Nested, Nested]:
-        start = number * self._size
-        indices = self._order[start : start + self._size]
+        place = self._stage * self._length + number
+        indices = self._batches[place % len(self._batches)]
         return rows_at(self._x, indices), rows_at(self._targets, indices)
 
 

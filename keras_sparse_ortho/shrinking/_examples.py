@@ -31,6 +31,8 @@ _TIMED = 512  # examples of the forward pass that is timed
 # A training step, which is compiled, in forward passes of the same rows through the same network:
 # at first (a GRU took 2.9, a Transformer 1.9), and at least.
 _STEP_COST, _LEAST_STEP_COST = 2.5, 1.5
+# The share of the examples of a training that is held out: for each pass over them, and at most.
+_HELD_SHARE_OF_PASS, _MOST_HELD_SHARE = 0.03, 0.1
 _READING_SHARE = 0.25  # of the time may pass in reading a data set, and
 _LEAST_READING = 10.0  # seconds
 
@@ -47,10 +49,9 @@ class Training:
     options: dict[str, Any]
     forward_seconds: float
 
-    def at_rate(self, learning_rate: float) -> "Training":
-        """The same with another highest rate."""
-        options = {**self.options, "learning_rate": learning_rate}
-        return dataclasses.replace(self, options=options)
+    def with_options(self, **options: Any) -> "Training":
+        """The same with other arguments of `distill`."""
+        return dataclasses.replace(self, options={**self.options, **options})
 
     @property
     def rows_seen(self) -> int:
@@ -162,14 +163,18 @@ class Examples:
         """
         return _time_of_one(model, self._timed)
 
-    def took(self, seconds: float, training: Training) -> None:
+    def took(
+        self, seconds: float, training: Training, share: float = 1.0
+    ) -> None:
         """Notes how long a training took, by which the next one gets its examples.
 
         Args:
             seconds: float. The time it took.
             training: Training. From `to_train`.
+            share: float. The part of its steps that were done.
         """
-        forward_seconds = training.forward_seconds * training.rows_seen
+        rows_seen = share * training.rows_seen
+        forward_seconds = training.forward_seconds * rows_seen
         self._step_cost = max(seconds / forward_seconds, _LEAST_STEP_COST)
 
     def to_train(
@@ -183,7 +188,9 @@ class Examples:
     ) -> Training | None:
         """The training that a time allows; `None` if it allows too few examples.
 
-        All examples come before a second pass over some of them.
+        All examples come before a second pass over some of them. Some are held out, and training
+        that does harm on these is undone; the fewer passes, the fewer, as their forward passes take
+        time as well.
 
         Args:
             seconds: float. How long training may take.
@@ -202,10 +209,14 @@ class Examples:
         chosen = self._training[: rows_within // passes]
         if len(chosen) < fewest:
             return None
-        options |= {
+        options = {
             "outputs": self.logits,
             "data": (rows_at(self._inputs, chosen),),
             "epochs": passes,
+            "validation_split": min(
+                _MOST_HELD_SHARE, _HELD_SHARE_OF_PASS * passes
+            ),
+            **options,
         }
         return Training(options, forward_seconds)
 

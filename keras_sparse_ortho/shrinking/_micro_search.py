@@ -34,7 +34,11 @@ from keras_sparse_ortho.shrinking._microcontroller import (
     Microcontroller,
     MicroFigures,
 )
-from keras_sparse_ortho.shrinking._narrowing import narrowed, width_table
+from keras_sparse_ortho.shrinking._narrowing import (
+    TRAINING_RATE,
+    narrowed,
+    width_table,
+)
 from keras_sparse_ortho.shrinking._shrink_report import Trial
 from keras_sparse_ortho.shrinking._trials import (
     Terms,
@@ -70,7 +74,6 @@ _DENSE_LAYERS = (
 )
 _MOST_PASSES = 20
 _FEWEST_ROWS = 500  # to train on: the networks are small
-_RATE = 1e-3
 
 
 class Attempt(NamedTuple):
@@ -255,12 +258,17 @@ class MicroSearch:
             _MOST_PASSES,
             fewest=_FEWEST_ROWS,
             seed=self._trials.seed,
-            learning_rate=_RATE,
+            learning_rate=TRAINING_RATE,
         )
         if training is not None:
             name = f"{trial.name}, trained"
             self._trials.make(
-                name, attempt.make, training, _ROUTE, attempt.widths
+                name,
+                attempt.make,
+                training,
+                _ROUTE,
+                attempt.widths,
+                was_tried=True,
             )
 
     # --- packed zeros -----------------------------------------------------------------------------

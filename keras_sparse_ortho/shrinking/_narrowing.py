@@ -8,7 +8,7 @@ import keras
 from keras_sparse_ortho._keras_internals import without_warnings
 from keras_sparse_ortho.calibration import WidthTable, widths
 from keras_sparse_ortho.errors import BudgetError, NotPrunableError
-from keras_sparse_ortho.models import channel_groups
+from keras_sparse_ortho.models import channel_groups, strip
 from keras_sparse_ortho.pruning import narrow
 from keras_sparse_ortho.shrinking._max_drop import scaled
 from keras_sparse_ortho.shrinking._shrink_report import Trial
@@ -20,13 +20,11 @@ _LEAST_SHARE = 0.02
 _TABLE_SHARE = 0.5  # of the time that is left, for the table of widths
 _NEAR_ENOUGH = 0.08  # between a share that is good and one that is not, relative to the first
 _MOST_PASSES = 50
-_LITTLE = 0.01  # predicted relative error; a higher rate did harm below it
-_RATE = 1e-3
-_LOW_RATE = 3e-4  # where little is lost
-_LOWER = 0.2  # times the rate, after a training that did harm
+# Lower where it does harm to examples that are held out.
+TRAINING_RATE = 3e-3
 _WORTH_TRAINING = 0.25  # of the limit: training can do harm where less was lost
 # Times the limit: no network that lost more came within it by training.
-_HOPELESS = 3.0
+_HOPELESS = 5.0
 
 
 def width_table(trials: Trials) -> WidthTable | None:
@@ -92,7 +90,6 @@ class Narrowing:
         self._table = table
         self._cost = WidthShares(table).preferred(prefer)
         self._route = route
-        self._highest_rate = _RATE
 
     def run(self) -> list[tuple[str, keras.Model]]:
         """The good networks with their names, the smallest last."""
@@ -141,27 +138,36 @@ class Narrowing:
         trial, model = trials.make(name, make, None, self._route, choice)
         if model is None or not self._is_worth_training(trial):
             return name, model, trial
-        rate = self._highest_rate
-        if self._table.predicted(choice) < _LITTLE:
-            rate = min(rate, _LOW_RATE)
+        return self._trained(name, model, trial)
+
+    def _trained(
+        self, name: str, model: keras.Model, trial: Trial
+    ) -> tuple[str, keras.Model, Trial]:
+        """The network after training, if that makes it better; else as it is."""
+        trials = self._trials
         training = trials.examples.to_train(
             trials.seconds_to_train(),
             _MOST_PASSES,
             forward_seconds=trials.examples.forward_seconds(model),
             seed=trials.seed,
-            learning_rate=rate,
+            learning_rate=TRAINING_RATE,
         )
         if training is None:
             return name, model, trial
         trained_name = f"{name}, trained"
         trained_trial, trained = trials.make(
-            trained_name, make, training, self._route, choice
+            trained_name,
+            partial(strip, model),  # a copy
+            training,
+            self._route,
+            trial.widths,
+            was_tried=True,
         )
         share_before = trial.share_of_limit(trials.max_drop)
-        if trained_trial.share_of_limit(trials.max_drop) < share_before:
-            return trained_name, trained, trained_trial
-        self._highest_rate = _LOWER * rate
-        return name, model, trial
+        share_after = trained_trial.share_of_limit(trials.max_drop)
+        if trained is None or share_after >= share_before:
+            return name, model, trial
+        return trained_name, trained, trained_trial
 
     def _is_worth_training(self, trial: Trial) -> bool:
         """Whether a network lost more than a little, and not much more than it may."""

@@ -28,7 +28,11 @@ _PASSES = 3
 _LONGEST_SOLVING = (
     60.0  # seconds of pruning at once, if that is less than half of the time
 )
-_RATES = {"at once, trained": 1e-3, "gradually": 3e-3}
+_TRAININGS = {
+    "at once, trained": {"learning_rate": 1e-3},
+    # Masks move, so no stage can be undone.
+    "gradually": {"learning_rate": 3e-3, "validation_split": 0.0},
+}
 
 
 class SingleZeros:
@@ -112,13 +116,14 @@ class SingleZeros:
             )
             make = partial(make_pruned, density)
             training_of_method = None
-            if training is not None and method in _RATES:
-                training_of_method = training.at_rate(_RATES[method])
+            if training is not None and method in _TRAININGS:
+                training_of_method = training.with_options(**_TRAININGS[method])
             trial, model = trials.make(
                 f"density {density:g}, {method}",
                 make,
                 training_of_method,
                 self._route,
+                was_tried=method == "at once, trained",
             )
             attempts.append((trial, model, method))
             if trials.is_good(trial) or trials.is_late():

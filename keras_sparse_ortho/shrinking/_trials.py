@@ -3,7 +3,7 @@
 import dataclasses
 import time
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +121,8 @@ class Trials:
         training: Training | None,
         route: str,
         widths: Widths | None = None,
+        *,
+        was_tried: bool = False,
     ) -> tuple[Trial, keras.Model | None]:
         """Makes a network, trains it to answer as the dense one, and exports it.
 
@@ -130,13 +132,18 @@ class Trials:
             training: Training, or `None` for a network that is exported as it is made.
             route: str. The `mode` of `export_litert`.
             widths: Those of its groups of channels, for the report.
+            was_tried: bool. Whether there is a file of the network without training: there is none
+                of training that changed nothing, then.
         """
         start = time.monotonic()
         self.say(name)
         try:
             model = make()
             if training is not None:
+                weights_before = model.get_weights()
                 self._train(model, training)
+                if was_tried:
+                    _check_changed(model, weights_before)
         # Any: there are other networks, and the dense files.
         except Exception as error:
             trial = Trial(name, "", reason=shortly(error))
@@ -149,13 +156,16 @@ class Trials:
         model.trainable = True  # frozen layers as well
         _freeze_statistics(model)
         start = time.monotonic()
-        distill(
-            model,
-            self.model,
-            verbose=2 if self.say.loud else 0,
-            **training.options,
-        )
-        self.examples.took(time.monotonic() - start, training)
+        with without_warnings():  # the table has what they say
+            history = distill(
+                model,
+                self.model,
+                verbose=2 if self.say.loud else 0,
+                **training.options,
+            )
+        # Training that does harm at every rate ends early.
+        share = len(history.epoch) / history.params["epochs"]
+        self.examples.took(time.monotonic() - start, training, share)
 
     def export(
         self,
@@ -316,6 +326,15 @@ class Trials:
     def _number_of(self, trial: Trial) -> int:
         numbers = [k for k, entry in enumerate(self.made) if entry is trial]
         return numbers[0]
+
+
+def _check_changed(
+    model: keras.Model, weights_before: Sequence[np.ndarray]
+) -> None:
+    """Raises ValueError if training left all weights as they were."""
+    pairs = zip(model.get_weights(), weights_before, strict=True)
+    if all(np.array_equal(weight, before) for weight, before in pairs):
+        raise ValueError("training lowered no loss on held-out rows")
 
 
 def _freeze_statistics(model: keras.Model) -> None:

@@ -348,3 +348,83 @@ def test_students_are_trained_without_noise():
         (0.0, 0.25),
         (0.0, 0.5),
     ]
+
+
+def narrow_student(dense):
+    return kso.narrow(dense, 0.5, data=ROWS)
+
+
+def mean_loss(student, dense):
+    answers = [model.predict(OTHERS, verbose=0) for model in (student, dense)]
+    logits = [np.log(answer) for answer in answers]
+    centered = [logit - logit.mean(-1, keepdims=True) for logit in logits]
+    return float(np.mean((centered[0] - centered[1]) ** 2))
+
+
+@pytest.mark.core
+def test_held_out_rows_protect_from_a_rate_that_is_too_high(teacher):
+    """Training made MobileNet, O-Net and birdnet-stm32 worse than they were."""
+    student = narrow_student(teacher)
+    before = mean_loss(student, teacher)
+    history = distill(
+        student,
+        teacher,
+        ROWS,
+        epochs=4,
+        learning_rate=0.5,
+        validation_split=0.1,
+        verbose=0,
+    )
+    assert mean_loss(student, teacher) < 0.9 * before
+    losses = history.history["val_loss"]
+    assert losses[0] > 2.0 * min(losses)
+
+
+@pytest.mark.parametrize("rate", [1e4, 1e30])
+def test_training_that_helps_at_no_rate_leaves_the_student_and_warns(
+    teacher, rate
+):
+    student = narrow_student(teacher)
+    before = student.get_weights()
+    with pytest.warns(
+        UserWarning, match="No rate lowered the loss on held-out rows"
+    ):
+        history = distill(
+            student,
+            teacher,
+            ROWS,
+            epochs=2,
+            learning_rate=rate,
+            validation_split=0.1,
+            verbose=0,
+        )
+    assert_same(before, student.get_weights())
+    assert len(history.epoch) == 5  # it ended early
+
+
+def test_rows_that_are_held_out_train_nothing(teacher):
+    """With one row to train on and one that judges, too."""
+    student = narrow_student(teacher)
+    history = distill(
+        student,
+        teacher,
+        ROWS[:2],
+        epochs=6,
+        validation_split=0.5,
+        learning_rate=1e-3,
+        verbose=0,
+    )
+    assert len(history.epoch) == 6  # as many as there are steps
+    with pytest.raises(ValueError, match=r"at least two rows.*1 rows"):
+        distill(student, teacher, ROWS[:1], validation_split=0.5, verbose=0)
+
+
+def test_held_out_rows_need_masks_that_stay(teacher):
+    student = kso.parametrize(
+        teacher, kso.MagnitudeMask(kso.schedules.Cubic(0.2))
+    )
+    with pytest.raises(ValueError, match="needs masks that stay"):
+        distill(student, teacher, ROWS, validation_split=0.1, verbose=0)
+    for share in (-0.1, 1.0, "a"):
+        with pytest.raises(ValueError, match="number from 0 to less than 1"):
+            distill(student, teacher, ROWS, validation_split=share, verbose=0)

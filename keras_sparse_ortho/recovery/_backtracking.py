@@ -1,0 +1,83 @@
+"""Training that goes back to its best values where the loss on held-out rows rises."""
+
+import math
+from collections.abc import Mapping
+
+import keras
+
+from keras_sparse_ortho._types import Tensor
+from keras_sparse_ortho._values import assign
+
+STAGES = 12
+_LOWER = 0.25  # times the rate, after a stage that did harm
+_LOWEST = 1e-3  # of the first rate, where training ends
+
+
+class Backtracking(keras.callbacks.Callback):
+    """Undoes each stage (an epoch of `fit`) after which the loss on held-out rows is higher.
+
+    The rates of the stages fall as a cosine, and by a factor of 4 after a stage that was undone.
+    With the values of the model those of the optimizer go back: after a loss that is not finite its
+    moments are not finite either. Training ends where the rate has become useless.
+
+    Attributes:
+        has_improved: bool. Whether a stage lowered the loss.
+
+    Args:
+        student: Model whose values these are; `fit` trains a model around it.
+        loss: float. The loss on the held-out rows before training.
+        learning_rate: float. The highest rate.
+        stages: int. How many epochs there are.
+    """
+
+    def __init__(
+        self,
+        student: keras.Model,
+        loss: float,
+        learning_rate: float,
+        stages: int,
+    ) -> None:
+        super().__init__()
+        self.has_improved = False
+        self._least_loss = math.inf if math.isnan(loss) else loss
+        self._student = student
+        self._highest_rate = learning_rate
+        self._lowest_rate = _LOWEST * learning_rate
+        self._stages = stages
+        self._best: list[tuple[keras.Variable, Tensor]] = []
+
+    def on_train_begin(self, logs: Mapping[str, float] | None = None) -> None:
+        self.model.optimizer.build(self.model.trainable_variables)
+        self._note_best()
+
+    def on_epoch_begin(
+        self, epoch: int, logs: Mapping[str, float] | None = None
+    ) -> None:
+        angle = math.pi * epoch / self._stages
+        share = 0.5 * (1.0 + math.cos(angle))
+        if epoch == 0:
+            share = 0.5  # moments are few
+        self.model.optimizer.learning_rate = share * self._highest_rate
+
+    def on_epoch_end(
+        self, epoch: int, logs: Mapping[str, float] | None = None
+    ) -> None:
+        assert logs is not None  # of Keras' `fit`
+        loss = logs["val_loss"]
+        if loss < self._least_loss:
+            self._least_loss = loss
+            self.has_improved = True
+            self._note_best()
+            return
+        for variable, value in self._best:
+            assign(variable, value)
+        self._highest_rate *= _LOWER
+        if self._highest_rate < self._lowest_rate:
+            self.model.stop_training = True
+
+    def _note_best(self) -> None:
+        variables = [*self._student.variables, *self.model.optimizer.variables]
+        # As tensors: what compact storage is given as arrays is checked.
+        self._best = [
+            (variable, keras.ops.copy(variable.value)) for variable in variables
+        ]
