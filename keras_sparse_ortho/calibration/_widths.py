@@ -95,8 +95,9 @@ def widths(
     the table keeps one of them, `8 k^2` bytes, to refit kernels in `narrow` without a pass. Each
     width that is measured takes a forward pass of a fourth of the rows: 12 widths of each group, or
     fewer with more than ten groups, and at least three. Between these the logarithm of the error is
-    interpolated. Channels that LayerNormalization reads stay. No step is cut short by `minutes`:
-    the longest one that is not foreseen, a pass or a group, may end later.
+    interpolated over that of width / (full width - width). Channels that LayerNormalization reads
+    stay. No step is cut short by `minutes`: the longest one that is not foreseen, a pass or a
+    group, may end later.
 
     Examples:
         >>> import keras, numpy as np

@@ -71,7 +71,7 @@ def narrow(
 
     Returns:
         A new model, not compiled, whose layers have the names of the given ones. Train it further
-        in `fit`, or with `recovery.distill(small, model, rows)`.
+        in `fit`, or with `recovery.distill(small, model, rows, validation_split=0.1)`.
 
     Raises:
         NotPrunableError: A model without groups of channels, or whose graph Keras does not know.

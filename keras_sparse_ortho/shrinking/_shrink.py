@@ -65,9 +65,9 @@ def shrink(
     microcontroller gets those without floats. Then `shrink` looks for widths:
     `widths` measures what each group of channels is worth, and a bisection finds the smallest
     network within the limit, a plain Keras model with fewer channels (`narrow`). With 1,500
-    examples and more, a network near the limit learns the dense model's outputs
-    (`recovery.distill`). The smallest one
-    is tried in 4 bits last. Single zeros are tried for `*.tflite.gz` only: as stored, a zero takes
+    examples and more, a network near the limit learns the dense model's outputs; some of these
+    examples undo what does harm (`recovery.distill`). The smallest network is tried in 4 bits last.
+    Single zeros are tried for `*.tflite.gz` only: as stored, a zero takes
     as many bytes as any other number.
 
     Outputs of classes are scored by accuracy, with labels; without, by the accuracy that the dense

@@ -32,7 +32,7 @@ from keras_sparse_ortho.shrinking import (
     shrink,
     width_table,
 )
-from tests.helpers import slow_on_jax
+from tests.helpers import assert_same, slow_on_jax
 from tests.shrinking import networks
 
 SOFTMAX = OutputKind("softmax", "classes")
@@ -733,13 +733,15 @@ def test_training_keeps_the_statistics_of_normalization(tmp_path):
     assert not np.array_equal(small.layers[0].kernel.numpy(), kernel)
 
 
-def test_after_a_training_that_did_harm_the_rate_is_lower(monkeypatch):
-    rates = []
+def test_a_copy_is_trained_and_the_better_network_stays():
     losses = iter((0.02, 0.04, 0.02, 0.01))
+    copies = []
 
-    def make(name, make_model, training, route, widths):
+    def make(name, make_model, training, route, widths, was_tried=False):
         if training is not None:
-            rates.append(training.options["learning_rate"])
+            assert training.options["validation_split"] > 0.0
+            assert was_tried
+            copies.append(make_model())
         made = dataclasses.replace(trial(name, 9, 1.0), lost=next(losses))
         score = OutputScore("closeness", 1.0, made.lost, 0.0)
         return dataclasses.replace(made, outputs={"y": score}), model
@@ -754,17 +756,45 @@ def test_after_a_training_that_did_harm_the_rate_is_lower(monkeypatch):
     )
     narrowing._table = types.SimpleNamespace(predicted=lambda choice: 0.1)
     narrowing._route = "int8"
-    narrowing._highest_rate = 1e-3
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2)])
     assert narrowing._try(0.5, {})[0] == "narrowed to 0.5"
     assert narrowing._try(0.75, {})[0] == "narrowed to 0.75, trained"
-    assert rates == [1e-3, pytest.approx(2e-4)]
+    for copy in copies:
+        assert copy is not model
+        assert_same(copy.get_weights(), model.get_weights())
+        assert copy.layers[-1].kernel is not model.layers[-1].kernel
+
+
+def test_training_that_changes_nothing_has_no_file(tmp_path):
+    """Its network was exported before; 4 bits, which were not, are exported as they are."""
+
+    def say(*texts):
+        return 0.0
+
+    say.loud = False
+    layers = [keras.layers.Dense(8), keras.layers.Dense(3)]
+    dense = keras.Sequential([keras.Input((16,)), *layers])
+    examples = examples_to_train(400)
+    terms = Terms(say, 9.0, 0.01, 0)
+    trials = Trials(dense, examples, tmp_path, terms)
+    trials.export = lambda name, *others: trial(name, 9, 1.0)
+    training = examples.to_train(9.0, 1, fewest=300)
+
+    def copy():  # nothing can be better
+        return kso.strip(dense)
+
+    again, model = trials.make("a", copy, training, "int8", was_tried=True)
+    assert model is None
+    assert again.reason == "training lowered no loss on held-out rows"
+    new, model = trials.make("b", copy, training, "int8")
+    assert new.reason is None
+    assert_same(model.get_weights(), dense.get_weights())
 
 
 def test_networks_are_trained_that_lost_more_than_a_little_and_not_too_much():
     narrowing = object.__new__(Narrowing)
     narrowing._trials = types.SimpleNamespace(max_drop=0.01)
-    for lost, is_worth in ((0.002, False), (0.02, True), (0.04, False)):
+    for lost, is_worth in ((0.002, False), (0.04, True), (0.06, False)):
         narrowed = dataclasses.replace(trial("narrowed", 9, 1.0), lost=lost)
         assert narrowing._is_worth_training(narrowed) == is_worth
 
