@@ -31,7 +31,11 @@ from keras_sparse_ortho.shrinking._max_drop import MaxDrop
 from keras_sparse_ortho.shrinking._shrink_report import Trial, frontier_of
 
 _LONGEST_REASON = 100  # characters of a reason in the table
-_RANGED = 256  # examples that ranges of static int8 are measured on: more are no better
+# Examples that ranges of static int8 are measured on. More are no better; fewer, if their forward
+# passes would take more than a share of the time: SpliceAI has 15,000 positions in each.
+_RANGED = 256
+_FEWEST_RANGED = 32
+_RANGING_SHARE = 0.02
 _ANY_ERROR = (
     1e6  # the held examples judge a file, and a bad one has a time, too
 )
@@ -228,10 +232,16 @@ class Trials:
         }
         if route.startswith("int8"):
             options["representative_data"] = rows_at(
-                self.examples.calibration, slice(0, _RANGED)
+                self.examples.calibration, slice(0, self._ranged_count())
             )
             options |= self.remedy
         return options
+
+    def _ranged_count(self) -> int:
+        """How many examples ranges of static int8 are measured on."""
+        seconds = _RANGING_SHARE * self.seconds
+        in_time = int(seconds / self.examples.seconds_each)
+        return min(_RANGED, max(_FEWEST_RANGED, in_time))
 
     def _answers(self, path: Path) -> list[np.ndarray]:
         """The outputs of a file on the held examples."""

@@ -669,6 +669,22 @@ def examples_to_train(count):
     return examples
 
 
+@pytest.mark.parametrize(
+    ("seconds_each", "count"), [(0.001, 256), (0.1, 120), (0.5, 32)]
+)
+def test_slow_networks_have_their_ranges_of_fewer_examples(
+    tmp_path, seconds_each, count
+):
+    """SpliceAI's static int8 took 180 of the 600 seconds."""
+    examples = examples_to_train(400)
+    examples.seconds_each = seconds_each
+    examples.held = examples.calibration = ROWS
+    terms = Terms(lambda *_: 0.0, 600.0, 0.01, 0)
+    trials = Trials(None, examples, tmp_path, terms)
+    options = trials._options_of_export("int8")
+    assert len(options["representative_data"]) == min(count, len(ROWS))
+
+
 def rows_and_passes(training):
     (rows,) = training.options["data"]
     return len(rows), training.options["epochs"]
