@@ -2,6 +2,7 @@
 
 import math
 from functools import partial
+from typing import NamedTuple
 
 import keras
 
@@ -22,7 +23,9 @@ _NEAR_ENOUGH = 0.08  # between a share that is good and one that is not, relativ
 _MOST_PASSES = 50
 # Lower where it does harm to examples that are held out.
 TRAINING_RATE = 3e-3
-_WORTH_TRAINING = 0.25  # of the limit: training can do harm where less was lost
+_WORTH_TRAINING = (
+    0.25  # of the limit: where less was lost, training gains little
+)
 # Times the limit: no network that lost more came within it by training.
 _HOPELESS = 5.0
 
@@ -93,7 +96,7 @@ class Narrowing:
 
     def run(self) -> list[tuple[str, keras.Model]]:
         """The good networks with their names, the smallest last."""
-        networks: list[tuple[str, keras.Model]] = []
+        networks: list[Network] = []
         choices: list[Widths] = []
         too_small, small_enough = 0.0, 1.0
         while small_enough - too_small > _NEAR_ENOUGH * small_enough:
@@ -110,13 +113,15 @@ class Narrowing:
                 too_small = share
                 continue
             choices.append(choice)
-            name, model, trial = self._try(share, choice)
-            if model is not None and self._trials.is_good(trial):
-                networks.append((name, model))
+            network = self._try(share, choice)
+            if network is not None and self._trials.is_good(network.trial):
+                networks.append(network)
                 small_enough = share
             else:
                 too_small = share
-        return networks
+        if networks and self._gains_by_training(networks[-1].trial):
+            networks[-1] = self._trained(networks[-1])
+        return [(network.name, network.model) for network in networks]
 
     def _choice(self, share: float) -> Widths | None:
         """The widths of least error; `None` if even the narrowest cost more."""
@@ -125,56 +130,71 @@ class Narrowing:
         except BudgetError:
             return None
 
-    def _try(
-        self, share: float, choice: Widths
-    ) -> tuple[str, keras.Model | None, Trial]:
-        """A network of some widths, refitted and, if it lost much, trained.
-
-        Returns its name, the model, and its trial.
-        """
+    def _try(self, share: float, choice: Widths) -> "Network | None":
+        """A network of some widths, refitted and, if it lost too much, trained."""
         trials = self._trials
         name = f"narrowed to {share:.2g}"
         make = partial(narrowed, trials, self._table, choice)
         trial, model = trials.make(name, make, None, self._route, choice)
-        if model is None or not self._is_worth_training(trial):
-            return name, model, trial
-        return self._trained(name, model, trial)
+        if model is None:
+            return None
+        network = Network(name, model, trial)
+        if trials.is_good(trial) or not self._has_hope(trial):
+            return network
+        return self._trained(network)
 
-    def _trained(
-        self, name: str, model: keras.Model, trial: Trial
-    ) -> tuple[str, keras.Model, Trial]:
+    def _trained(self, network: "Network") -> "Network":
         """The network after training, if that makes it better; else as it is."""
         trials = self._trials
         training = trials.examples.to_train(
             trials.seconds_to_train(),
             _MOST_PASSES,
-            forward_seconds=trials.examples.forward_seconds(model),
+            forward_seconds=trials.examples.forward_seconds(network.model),
             seed=trials.seed,
             learning_rate=TRAINING_RATE,
         )
         if training is None:
-            return name, model, trial
-        trained_name = f"{name}, trained"
-        trained_trial, trained = trials.make(
-            trained_name,
-            partial(strip, model),  # a copy
+            return network
+        name = f"{network.name}, trained"
+        trial, model = trials.make(
+            name,
+            partial(strip, network.model),  # a copy
             training,
             self._route,
-            trial.widths,
+            network.trial.widths,
             was_tried=True,
         )
-        share_before = trial.share_of_limit(trials.max_drop)
-        share_after = trained_trial.share_of_limit(trials.max_drop)
-        if trained is None or share_after >= share_before:
-            return name, model, trial
-        return trained_name, trained, trained_trial
+        share_before = network.trial.share_of_limit(trials.max_drop)
+        share_after = trial.share_of_limit(trials.max_drop)
+        if model is None or share_after >= share_before:
+            return network
+        return Network(name, model, trial)
 
-    def _is_worth_training(self, trial: Trial) -> bool:
-        """Whether a network lost more than a little, and not much more than it may."""
+    def _has_hope(self, trial: Trial) -> bool:
+        """Whether a network lost not much more than it may."""
         max_drop = self._trials.max_drop
-        if trial.loses_at_most(scaled(max_drop, _WORTH_TRAINING)):
-            return False
         return trial.loses_at_most(scaled(max_drop, _HOPELESS))
+
+    def _gains_by_training(self, trial: Trial) -> bool:
+        """Whether a good network that is not trained lost more than a little."""
+        if trial.name.endswith("trained"):
+            return False
+        max_drop = self._trials.max_drop
+        return not trial.loses_at_most(scaled(max_drop, _WORTH_TRAINING))
+
+
+class Network(NamedTuple):
+    """A narrower network.
+
+    Attributes:
+        name: str. The name of its trial.
+        model: Model.
+        trial: Trial.
+    """
+
+    name: str
+    model: keras.Model
+    trial: Trial
 
 
 def _between(too_small: float, small_enough: float) -> float:

@@ -749,36 +749,69 @@ def test_training_keeps_the_statistics_of_normalization(tmp_path):
     assert not np.array_equal(small.layers[0].kernel.numpy(), kernel)
 
 
-def test_a_copy_is_trained_and_the_better_network_stays():
-    losses = iter((0.02, 0.04, 0.02, 0.01))
-    copies = []
+def narrowing_of_losses(losses, trained):
+    """A bisection whose networks lose so much, one after the other; the names of trained ones."""
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2)])
+    losses = iter(losses)
 
     def make(name, make_model, training, route, widths, was_tried=False):
+        network = model
         if training is not None:
             assert training.options["validation_split"] > 0.0
             assert was_tried
-            copies.append(make_model())
+            trained.append(name)
+            network = make_model()
+            assert network is not model
+            assert_same(network.get_weights(), model.get_weights())
         made = dataclasses.replace(trial(name, 9, 1.0), lost=next(losses))
         score = OutputScore("closeness", 1.0, made.lost, 0.0)
-        return dataclasses.replace(made, outputs={"y": score}), model
+        return dataclasses.replace(made, outputs={"y": score}), network
 
     narrowing = object.__new__(Narrowing)
     narrowing._trials = types.SimpleNamespace(
         max_drop=0.01,
         seed=0,
         make=make,
+        is_good=lambda trial: trial.loses_at_most(0.01),
+        is_late_to_narrow=lambda: False,
         examples=examples_to_train(2000),
         seconds_to_train=lambda: 9.0,
     )
-    narrowing._table = types.SimpleNamespace(predicted=lambda choice: 0.1)
+    narrowing._choice = lambda share: {"a": round(1000 * share)}
+    narrowing._table = None
     narrowing._route = "int8"
-    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2)])
-    assert narrowing._try(0.5, {})[0] == "narrowed to 0.5"
-    assert narrowing._try(0.75, {})[0] == "narrowed to 0.75, trained"
-    for copy in copies:
-        assert copy is not model
-        assert_same(copy.get_weights(), model.get_weights())
-        assert copy.layers[-1].kernel is not model.layers[-1].kernel
+    return narrowing
+
+
+def test_a_copy_is_trained_and_the_better_network_stays():
+    trained = []
+    narrowing = narrowing_of_losses((0.02, 0.04, 0.02, 0.01), trained)
+    assert narrowing._try(0.5, {}).name == "narrowed to 0.5"
+    assert narrowing._try(0.75, {}).name == "narrowed to 0.75, trained"
+    assert trained == ["narrowed to 0.5, trained", "narrowed to 0.75, trained"]
+
+
+def test_networks_are_trained_that_lost_more_than_they_may_and_not_too_much():
+    for lost, names in ((0.006, []), (0.04, ["trained"]), (0.06, [])):
+        trained = []
+        narrowing_of_losses((lost, 0.0), trained)._try(0.5, {})
+        assert [name.split(", ")[1] for name in trained] == names
+
+
+def test_the_smallest_good_network_is_trained_last():
+    """It gains, and those before it got the time of no training."""
+    trained = []
+    losses = (0.002, 0.06, 0.06, 0.06, 0.006, 0.06, 0.06, 0.003)
+    narrowing = narrowing_of_losses(losses, trained)
+    networks = narrowing.run()
+    (name,) = trained
+    names = [name for name, _ in networks]
+
+    assert names == ["narrowed to 0.5", name]
+    # One that loses next to nothing is not trained.
+    narrowing = narrowing_of_losses((0.002, *8 * (0.06,)), trained)
+    assert [name for name, _ in narrowing.run()] == ["narrowed to 0.5"]
+    assert trained == [name]
 
 
 def test_training_that_changes_nothing_has_no_file(tmp_path):
@@ -805,14 +838,6 @@ def test_training_that_changes_nothing_has_no_file(tmp_path):
     new, model = trials.make("b", copy, training, "int8")
     assert new.reason is None
     assert_same(model.get_weights(), dense.get_weights())
-
-
-def test_networks_are_trained_that_lost_more_than_a_little_and_not_too_much():
-    narrowing = object.__new__(Narrowing)
-    narrowing._trials = types.SimpleNamespace(max_drop=0.01)
-    for lost, is_worth in ((0.002, False), (0.04, True), (0.06, False)):
-        narrowed = dataclasses.replace(trial("narrowed", 9, 1.0), lost=lost)
-        assert narrowing._is_worth_training(narrowed) == is_worth
 
 
 def test_the_search_lowers_what_is_preferred():
