@@ -70,7 +70,8 @@ class Backtracking(keras.callbacks.Callback):
             self._note_best()
             return
         for variable, value in self._best:
-            assign(variable, value)
+            # A copy: on JAX `fit` frees the arrays that variables have.
+            assign(variable, keras.ops.copy(value))
         self._highest_rate *= _LOWER
         if self._highest_rate < self._lowest_rate:
             self.model.stop_training = True

@@ -196,11 +196,11 @@ def _fit_beside_held_rows(
 ) -> keras.callbacks.History:
     """Trains in stages. A stage that does harm on held-out rows is undone."""
     order = np.random.default_rng(options.seed).permutation(targets.count)
-    batch_size = min(options.batch_size, targets.count - held_count)
-    step_count = options.epochs * (targets.count - held_count) // batch_size
-    stages = min(STAGES, step_count)
     held = order[:held_count]
     others = order[held_count:]
+    batch_size = min(options.batch_size, len(others))
+    steps = options.epochs * (len(others) // batch_size)
+    stages = min(STAGES, steps)
     held_rows = rows_at(x, held), rows_at(targets.values, held)
     rows = _Rows(
         rows_at(x, others),

@@ -402,8 +402,8 @@ def test_training_that_helps_at_no_rate_leaves_the_student_and_warns(
     assert len(history.epoch) == 5  # it ended early
 
 
-def test_rows_that_are_held_out_train_nothing(teacher):
-    """With one row to train on and one that judges, too."""
+@pytest.mark.filterwarnings("ignore:No rate lowered")
+def test_one_row_may_train_and_another_one_judge(teacher):
     student = narrow_student(teacher)
     history = distill(
         student,
