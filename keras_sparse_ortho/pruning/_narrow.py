@@ -7,7 +7,12 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_sparse_ortho._checks import check_integer, other_keywords
+from keras_sparse_ortho._checks import (
+    as_float,
+    as_text,
+    check_integer,
+    other_keywords,
+)
 from keras_sparse_ortho._values import assign
 from keras_sparse_ortho.calibration import (
     Costs,
@@ -22,7 +27,7 @@ from keras_sparse_ortho.calibration import (
     refitted_without,
     restore_statistics,
 )
-from keras_sparse_ortho.errors import NotPrunableError
+from keras_sparse_ortho.errors import BudgetError, NotPrunableError
 from keras_sparse_ortho.kernels import walk
 from keras_sparse_ortho.models import (
     ChannelGroup,
@@ -111,6 +116,8 @@ def narrow(
     Alistarh, "ZipLM" (NeurIPS 2023), arXiv 2302.04089
     """
     check_integer("multiple_of", multiple_of)
+    if not isinstance(widths, Mapping):
+        _check_share(widths)
     groups = channel_groups(model)
     batches = calibration_batches(model, data)
     zeroed = strip(model)  # a copy
@@ -149,6 +156,16 @@ def narrow(
     narrowed_model = remove_channels(zeroed)
     _check_widths(narrowed_model, new_widths)
     return narrowed_model
+
+
+def _check_share(share: object) -> None:
+    """Raises BudgetError unless a share is in (0, 1]: before anything is measured."""
+    if not 0.0 < as_float(share) <= 1.0:
+        raise BudgetError(
+            "`widths` must be in (0, 1], the share of the cost that the result may have, or a dict "
+            "from names of groups, as `kso.channel_groups(model)` lists them, to widths. "
+            f"Received: widths={as_text(share)}"
+        )
 
 
 def _searched(

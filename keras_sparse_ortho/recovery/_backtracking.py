@@ -9,16 +9,18 @@ from keras_sparse_ortho._types import Tensor
 from keras_sparse_ortho._values import assign
 
 STAGES = 12
+_TOLERATED = 1.25  # times the least loss: at a high rate it may rise for a while
 _LOWER = 0.25  # times the rate, after a stage that did harm
 _LOWEST = 1e-3  # of the first rate, where training ends
 
 
 class Backtracking(keras.callbacks.Callback):
-    """Undoes each stage (an epoch of `fit`) after which the loss on held-out rows is higher.
+    """Goes back to the best values after a stage (an epoch of `fit`) of much higher loss.
 
-    The rates of the stages fall as a cosine, and by a factor of 4 after a stage that was undone.
-    With the values of the model those of the optimizer go back: after a loss that is not finite its
-    moments are not finite either. Training ends where the rate has become useless.
+    The loss is that on held-out rows. The rates of the stages fall as a cosine, and by a factor of
+    4 after a stage that was undone. At the end the values are the best ones, too. With the values
+    of the model those of the optimizer go back: after a loss that is not finite its moments are not
+    finite either. Training ends where the rate has become useless.
 
     Attributes:
         has_improved: bool. Whether a stage lowered the loss.
@@ -68,6 +70,8 @@ class Backtracking(keras.callbacks.Callback):
             self._least_loss = loss
             self.has_improved = True
             self._note_best()
+            return
+        if loss < _TOLERATED * self._least_loss and epoch + 1 < self._stages:
             return
         for variable, value in self._best:
             # A copy: on JAX `fit` frees the arrays that variables have.

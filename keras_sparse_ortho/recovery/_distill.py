@@ -30,10 +30,17 @@ from keras_sparse_ortho._keras_internals import (
 from keras_sparse_ortho._types import Nested, Tensor
 from keras_sparse_ortho._values import assign, to_numpy
 from keras_sparse_ortho.callbacks import UpdateMasks
-from keras_sparse_ortho.models import output_kinds, prunable_weights
+from keras_sparse_ortho.models import (
+    check_built,
+    output_kinds,
+    prunable_weights,
+)
 from keras_sparse_ortho.parametrizations import ScheduledMask
 from keras_sparse_ortho.recovery._backtracking import STAGES, Backtracking
-from keras_sparse_ortho.recovery._without_noise import without_noise
+from keras_sparse_ortho.recovery._without_noise import (
+    with_fixed_statistics,
+    without_noise,
+)
 
 ToLogits = Callable[[Tensor], Tensor]
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -77,9 +84,11 @@ def distill(
         epochs: Passes over the rows.
         batch_size: Rows of a step.
         learning_rate: The highest rate.
-        validation_split: A share of the rows that no step sees. They protect the student: training
-            has 12 stages; a stage after which their loss is higher is undone, and the others have a
-            quarter of its rate. Masks must stay. 0: all rows train.
+        validation_split: A share of the rows that no step sees. They protect the student. Training
+            has 12 stages: after one that raises their loss by a quarter, the student goes back to
+            its best values, and the rate of later stages is a quarter. It ends with its best
+            values, which may be those before training. Statistics of batch normalization stay, and
+            masks must stay. 0: all rows train.
         seed: Decides the order of the rows. `None`: another in every call.
         outputs: The kind of the model's outputs: `"softmax"` or `"sigmoid"`, probabilities with
             logits; or `"values"`. A list has one for each output. Default: what the teacher's last
@@ -87,8 +96,8 @@ def distill(
         verbose: As for `fit`.
 
     Returns:
-        The history of `fit`, with `validation_split` of the stages in place of epochs. The student
-        is not compiled by it.
+        The history of `fit`; with `validation_split` it has the stages as epochs, the undone ones
+        among them. The student is not compiled by it.
 
     Raises:
         ValueError: If the outputs of the models differ in number or shape, there are no rows or
@@ -126,7 +135,8 @@ def distill(
     """
     check_integer("epochs", epochs)
     check_integer("batch_size", batch_size)
-    check_number("learning_rate", learning_rate)
+    learning_rate = _checked_rate(learning_rate)
+    _check_models(student, teacher)
     _check_validation_split(validation_split, student)
     batch = all_rows(data)
     x = batch[0]
@@ -217,19 +227,21 @@ def _fit_beside_held_rows(
         *held_rows, batch_size=_HELD_BATCH, verbose=0, return_dict=True
     )["loss"]
     backtracking = Backtracking(student, loss, options.learning_rate, stages)
-    history = trained.fit(
-        rows,
-        epochs=stages,
-        verbose=options.verbose,
-        validation_data=held_rows,
-        validation_batch_size=_HELD_BATCH,
-        callbacks=[backtracking],
-    )
+    # Moving statistics lag behind, and good stages would look harmful.
+    with with_fixed_statistics(student):
+        history = trained.fit(
+            rows,
+            epochs=stages,
+            verbose=options.verbose,
+            validation_data=held_rows,
+            validation_batch_size=_HELD_BATCH,
+            callbacks=[backtracking],
+        )
     if not backtracking.has_improved:
         warn_user(
             "No rate lowered the loss on held-out rows, so the student is as it was. "
-            "Give more rows, or lower `learning_rate`. "
-            f"Received: learning_rate={options.learning_rate}, loss={loss:.3g}"
+            f"Its loss on these is {loss:.3g}. Give more rows, or lower `learning_rate`. "
+            f"Received: learning_rate={options.learning_rate}"
         )
     return history
 
@@ -250,6 +262,27 @@ def _has_schedules(student: keras.Model) -> bool:
         isinstance(weight.storage, ScheduledMask)
         for weight in prunable_weights(student)
     )
+
+
+def _checked_rate(learning_rate: object) -> float:
+    """The rate as a float; raises ValueError unless it is above 0."""
+    rate = check_number("learning_rate", learning_rate)
+    if rate <= 0.0:
+        raise ValueError(
+            "`learning_rate` must be above 0. "
+            f"Received: learning_rate={as_text(learning_rate)}"
+        )
+    return rate
+
+
+def _check_models(student: keras.Model, teacher: keras.Model) -> None:
+    """Raises ValueError for one model in two roles, and for a student that is not built."""
+    if student is teacher:
+        raise ValueError(
+            "`student` and `teacher` must be two models: the student is trained in place, the "
+            f"teacher stays. Received: {student.name!r} twice"
+        )
+    check_built(student)
 
 
 def _check_validation_split(share: object, student: keras.Model) -> None:

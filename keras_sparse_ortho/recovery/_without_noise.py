@@ -34,6 +34,22 @@ def without_noise(model: keras.Model) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def with_fixed_statistics(model: keras.Model) -> Iterator[None]:
+    """Inside, batch normalization acts as in inference, and its statistics stay.
+
+    Args:
+        model: Model whose layers these are.
+    """
+    with contextlib.ExitStack() as settings:
+        for layer, _ in walk(model, ""):
+            if isinstance(layer, keras.layers.BatchNormalization):
+                settings.enter_context(
+                    intercepted(layer, "call", _as_in_inference)
+                )
+        yield
+
+
 def _is_noise(layer: keras.Layer) -> bool:
     if layer.weights:
         return False

@@ -9,13 +9,26 @@ MaxDrop = float | Mapping[str, float]
 
 
 def checked_max_drop(max_drop: object) -> MaxDrop:
-    """The limits as floats; raises ValueError unless they are finite numbers."""
+    """The limits as floats; raises ValueError unless they are numbers from 0 to 1."""
     if not isinstance(max_drop, Mapping):
-        return check_number("max_drop", max_drop)
+        return _checked_limit("max_drop", max_drop)
     limits = {}
     for name, limit in max_drop.items():
-        limits[name] = check_number(f"max_drop[{name!r}]", limit)
+        limits[name] = _checked_limit(f"max_drop[{name!r}]", limit)
     return limits
+
+
+def _checked_limit(name: str, limit: object) -> float:
+    number = check_number(name, limit)
+    if 0.0 <= number <= 1.0:
+        return number
+    hint = ""
+    if 1.0 < number <= 100.0:
+        hint = f" For {number:g} points give {number / 100:g}."
+    raise ValueError(
+        f"`{name}` must be from 0 to 1, a loss of the score: 0.01 is one point.{hint} "
+        f"Received: {name}={as_text(limit)}"
+    )
 
 
 def check_output_names(max_drop: MaxDrop, names: Sequence[str]) -> None:

@@ -367,7 +367,7 @@ def test_a_failure_leaves_the_model_as_it_was(monkeypatch):
 def test_refusals():
     model, x = sequential(), rows(6)
     with pytest.raises(
-        BudgetError, match=r"`target` must be in \(0, 1\]. Received: target=1.5"
+        BudgetError, match=r"`widths` must be in \(0, 1\].*Received: widths=1.5"
     ):
         kso.narrow(model, 1.5, data=x)
     with pytest.raises(

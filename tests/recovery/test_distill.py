@@ -267,7 +267,9 @@ def test_outputs_of_no_kind_are_refused(teacher):
         with pytest.raises(
             ValueError, match=r"`outputs` must be one of .*Received: outputs="
         ):
-            distill(teacher, teacher, ROWS, outputs=outputs, verbose=0)
+            distill(
+                kso.strip(teacher), teacher, ROWS, outputs=outputs, verbose=0
+            )
 
 
 def test_rows_that_the_models_cannot_take_are_refused_before_training(teacher):
@@ -428,3 +430,42 @@ def test_held_out_rows_need_masks_that_stay(teacher):
     for share in (-0.1, 1.0, "a"):
         with pytest.raises(ValueError, match="number from 0 to less than 1"):
             distill(student, teacher, ROWS, validation_split=share, verbose=0)
+
+
+def test_a_rate_that_is_none_and_one_model_in_two_roles_are_refused(teacher):
+    student = kso.prune(teacher, 0.5)
+    for rate in (0, -3e-3):
+        with pytest.raises(ValueError, match="must be above 0"):
+            distill(student, teacher, ROWS, learning_rate=rate, verbose=0)
+    with pytest.raises(ValueError, match="must be two models"):
+        distill(teacher, teacher, ROWS, verbose=0)
+    unbuilt = keras.Sequential([keras.layers.Dense(3, "softmax")])
+    with pytest.raises(kso.errors.NotPrunableError, match="must be built"):
+        distill(unbuilt, teacher, ROWS, verbose=0)
+    assert not unbuilt.built
+
+
+def test_statistics_stay_beside_held_out_rows():
+    """Moving statistics lag behind: good stages looked harmful, and were undone."""
+    keras.utils.set_random_seed(0)
+    layers = [
+        keras.layers.Dense(32),
+        keras.layers.BatchNormalization(),
+        keras.layers.ReLU(),
+        keras.layers.Dense(3),
+    ]
+    dense = keras.Sequential([keras.Input((8,)), *layers])
+    dense.layers[1].moving_mean.assign(np.linspace(-1.0, 1.0, 32))
+    student = narrow_student(dense)
+    norm = student.layers[1]
+    statistics = [np.array(norm.moving_mean), np.array(norm.moving_variance)]
+    scale = np.array(norm.gamma)
+    history = distill(
+        student, dense, ROWS, epochs=6, validation_split=0.1, verbose=0
+    )
+    after = [np.array(norm.moving_mean), np.array(norm.moving_variance)]
+    assert_same(statistics, after)
+    assert np.any(np.array(norm.gamma) != scale)
+    assert norm.trainable
+    losses = history.history["val_loss"]
+    assert losses[-1] < losses[0]

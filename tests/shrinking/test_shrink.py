@@ -511,9 +511,9 @@ def test_limits_by_output_name_all_outputs(tmp_path):
     ):
         shrink(model, ROWS, path, max_drop=limits | {"box": np.nan})
     with pytest.raises(
-        ShrinkError, match=r"max_drop=\{'kind': -1, 'box': 0.05\}"
+        ShrinkError, match=r"max_drop=\{'kind': 0.02, 'box': 0.05\}"
     ):
-        shrink(model, ROWS, path, minutes=0, max_drop=limits | {"kind": -1})
+        shrink(model, ROWS, path, minutes=0, max_drop=limits, max_bytes=10)
 
 
 def test_the_frontier_has_the_files_that_no_other_beats(tmp_path):
@@ -1246,3 +1246,17 @@ def test_one_refusal_in_4_bits_is_listed_twice_at_most():
     )
     search._try_4_bits([(name, None) for name in "abcd"], "dynamic_int4")
     assert made == ["d, int4", "c, int4"]
+
+
+@pytest.mark.parametrize(
+    ("max_drop", "words"),
+    [
+        (5, r"one point. For 5 points give 0.05. Received: max_drop=5"),
+        (-0.1, r"from 0 to 1.*Received: max_drop=-0.1"),
+        ({"y": 2.0}, r"max_drop\['y'\]` must be from 0 to 1"),
+    ],
+)
+def test_a_limit_in_points_is_refused(tmp_path, max_drop, words):
+    model = keras.Sequential([keras.Input((16,)), keras.layers.Dense(3)])
+    with pytest.raises(ValueError, match=words):
+        kso.shrink(model, ROWS, tmp_path / "m.tflite", max_drop=max_drop)
