@@ -311,16 +311,15 @@ def narrowed_by(
         unit: int. Searched widths are multiples of it.
         x: Rows for calibration.
     """
+    if method["widths"] == "searched":
+        widths = table.search(share, multiple_of=unit)
+    else:
+        widths = table.uniform(share, multiple_of=1)
     if method["order"] in ORDERS:
         order = ORDERS[method["order"]](
             model, [table.groups[name] for name in table.errors]
         )
         table = dataclasses.replace(table, order=order)
-    if method["widths"] == "searched":
-        small = kso.narrow(model, share, data=x, table=table, multiple_of=unit)
-        groups_left = kso.channel_groups(small)
-        return small, {name: groups_left[name].width for name in table.errors}
-    widths = table.uniform(share, multiple_of=1)
     return narrowed(model, table, widths, bool(method["refit"]), x), widths
 
 
@@ -426,9 +425,9 @@ class Widths(Measurement):
             ({given.windows} windows of {READ} characters, {given.epochs} epochs; the next
             character), narrowed to a share of their parameters with {CALIBRATION} training rows for
             calibration; nothing is trained afterwards. Searched widths are those of
-            `kso.narrow(model, share)`, multiples of 8, of the ResNet of 4, of the GRU any numbers;
-            uniform ones are the largest common share of all groups that has no more parameters, in
-            any numbers of channels. The order of channels is that of structured OBS,
+            `kso.widths(model, x).search(share)`, multiples of 8, of the ResNet of 4, of the GRU any
+            numbers; uniform ones are the largest common share of all groups that has no more
+            parameters, in any numbers of channels. The order of channels is that of structured OBS,
             or of the norms of the kernels that read them; `kso.narrow` refits these kernels, or
             (last row) they stay as they are. Test accuracy, mean and standard deviation over the
             seeds, and half the 95% interval of the mean (Student's t); error: the relative squared

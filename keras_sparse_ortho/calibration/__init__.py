@@ -13,7 +13,7 @@ from keras_sparse_ortho.calibration._layerwise import (
 )
 from keras_sparse_ortho.calibration._moments import Moments, stop_of
 from keras_sparse_ortho.calibration._output_errors import OutputErrors
-from keras_sparse_ortho.calibration._readers import Pair, ReaderMoments
+from keras_sparse_ortho.calibration._readers import ReaderMoments
 from keras_sparse_ortho.calibration._recipe import Recipe, other_density
 from keras_sparse_ortho.calibration._restore_statistics import (
     restore_statistics,

@@ -248,7 +248,20 @@ class WidthSearch:
                 narrow = middle
             else:
                 wide = middle
-        return self._common(narrow)
+        place = self._common(narrow)
+        return self._filled(place, target)
+
+    def _filled(self, place: Place, target: float) -> Place:
+        """A step wider for each group in turn, where the target allows it.
+
+        The steps of equal groups come at the same share: at the next one all would be wider.
+        """
+        for group, step in enumerate(place):
+            wider = Move(group, max(step - 1, 0), 0.0)
+            after = wider.applied(place)
+            if self._cost(after) <= target:
+                place = after
+        return place
 
     def _common(self, share: float) -> Place:
         """The steps of a common share."""

@@ -216,6 +216,8 @@ class WidthTable(Answering):
     ) -> dict[str, int]:
         """The widths of the largest common share of all groups within a cost, to compare with.
 
+        Some groups are a multiple wider, as far as the cost allows it.
+
         Args:
             target: float in (0, 1]. The cost as a share of the dense model's.
             cost: As for `search`.

@@ -1,7 +1,7 @@
 """`narrow`: a trained network with fewer channels, in plain and smaller layers."""
 
 import collections
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -17,7 +17,6 @@ from keras_sparse_ortho._values import assign
 from keras_sparse_ortho.calibration import (
     Costs,
     OutputErrors,
-    Pair,
     ReaderMoments,
     WidthTable,
     calibration_batches,
@@ -37,8 +36,6 @@ from keras_sparse_ortho.models import (
     strip,
 )
 from keras_sparse_ortho.pruning._planning import shows_progress
-
-_ADDS_UP = 0.1  # the predicted error to which the errors of groups add up
 
 
 @other_keywords
@@ -60,9 +57,6 @@ def narrow(
 
         V = argmin tr (V - W)^T H (V - W)  over  V with zeros in the rows of channels that go,
         H = X^T X + 0.01 mean(diag X^T X) I.
-
-    Errors of groups add up to about 0.1. Where more is predicted, uniform widths are measured, too,
-    and the better ones on held-out rows are taken.
 
     Then the moving statistics of batch normalization are moved as narrowing has moved the moments,
     if held-out rows prefer that (`restore_statistics`), and `remove_channels` takes the channels
@@ -123,31 +117,33 @@ def narrow(
     zeroed = strip(model)  # a copy
     if isinstance(widths, Mapping):
         new_widths = checked_widths(groups, widths)
-        narrower = _narrower(groups, new_widths)
-        moments = _moments(zeroed, narrower, batches, table)
-        if table is None:
-            order = _order(narrower, new_widths, moments)
-        else:
-            order = _order_of(table, narrower)
-        kernels = _refitted(narrower, new_widths, order, moments)
     else:
-        kinds = output_kinds(model, len(zeroed.outputs))
-        errors = OutputErrors(zeroed, batches, kinds)
         if table is None:
             moments = ReaderMoments.measured(
                 zeroed, groups, batches, shows_progress()
             )
+            kinds = output_kinds(model, len(zeroed.outputs))
+            errors = OutputErrors(zeroed, batches, kinds)
             table = measured_widths(
                 zeroed, groups, moments, errors, multiple_of, shows_progress()
             )
-        choices = _searched(table, widths, cost, multiple_of)
-        narrower = _narrower(groups, *choices)
-        moments = _moments(zeroed, narrower, batches, table)
-        order = _order_of(table, narrower)
-        new_widths, kernels = _of_least_error(
-            choices, narrower, order, moments, errors
+        new_widths = table.search(widths, cost=cost, multiple_of=multiple_of)
+    narrower = [
+        group
+        for group in groups
+        if new_widths.get(group.name, group.width) < group.width
+    ]
+    moments = _moments(zeroed, narrower, batches, table)
+    order = (
+        _order(narrower, new_widths, moments)
+        if table is None
+        else _order_of(table, narrower)
+    )
+    for path, rows in _rows_to_remove(narrower, new_widths, order).items():
+        kernel = refitted_without(
+            moments.kernel(path), moments.grams[path], rows
         )
-    for variable, value in kernels:
+        variable, value = moments.pair(path, kernel)
         assign(variable, value)
     if _has_statistics(zeroed):
         restore_statistics(
@@ -166,62 +162,6 @@ def _check_share(share: object) -> None:
             "from names of groups, as `kso.channel_groups(model)` lists them, to widths. "
             f"Received: widths={as_text(share)}"
         )
-
-
-def _searched(
-    table: WidthTable, share: float, cost: str | Costs, multiple_of: int
-) -> list[dict[str, int]]:
-    """The widths of least predicted error; and uniform ones, where predictions say little."""
-    searched = table.search(share, cost=cost, multiple_of=multiple_of)
-    if table.predicted(searched) <= _ADDS_UP:
-        return [searched]
-    uniform = table.uniform(share, cost=cost, multiple_of=multiple_of)
-    return [searched, uniform]
-
-
-def _of_least_error(
-    choices: Sequence[dict[str, int]],
-    groups: Sequence[ChannelGroup],
-    order: Mapping[str, np.ndarray],
-    moments: ReaderMoments,
-    errors: OutputErrors,
-) -> tuple[dict[str, int], list[Pair]]:
-    """The widths, and the kernels of them, of least error on held-out rows."""
-    networks = []
-    for widths in choices:
-        kernels = _refitted(groups, widths, order, moments)
-        networks.append((widths, kernels))
-    if len(networks) == 1:
-        return networks[0]
-    return min(networks, key=lambda network: errors.error(network[1]))
-
-
-def _narrower(
-    groups: Iterable[ChannelGroup], *choices: Mapping[str, int]
-) -> list[ChannelGroup]:
-    """The groups that lose channels by any of some widths."""
-    narrower = []
-    for group in groups:
-        widths = [choice.get(group.name, group.width) for choice in choices]
-        if min(widths) < group.width:
-            narrower.append(group)
-    return narrower
-
-
-def _refitted(
-    groups: Sequence[ChannelGroup],
-    widths: Mapping[str, int],
-    order: Mapping[str, np.ndarray],
-    moments: ReaderMoments,
-) -> list[Pair]:
-    """The kernels without the rows of channels that go, refitted."""
-    pairs = []
-    for path, rows in _rows_to_remove(groups, widths, order).items():
-        kernel = refitted_without(
-            moments.kernel(path), moments.grams[path], rows
-        )
-        pairs.append(moments.pair(path, kernel))
-    return pairs
 
 
 def _moments(
@@ -273,10 +213,7 @@ def _rows_to_remove(
     """By the path of each kernel the rows of channels that go, in all groups."""
     removed: dict[str, list[np.ndarray]] = collections.defaultdict(list)
     for group in groups:
-        width = widths.get(group.name, group.width)
-        count = (group.width - width) // group.unit
-        if count == 0:
-            continue
+        count = (group.width - widths[group.name]) // group.unit
         steps = order[group.name][:count]
         for path, rows_of_steps in group.rows.items():
             removed[path].append(rows_of_steps[steps].ravel())
