@@ -9,9 +9,8 @@ from keras_sparse_ortho._types import Tensor
 from keras_sparse_ortho._values import assign
 
 STAGES = 12
-_TOLERATED = (
-    1.25  # times the least loss: at a high rate it may rise for a while
-)
+# Times the least loss: at a high rate it may rise for a while.
+_TOLERATED = 1.25
 _LOWER = 0.25  # times the rate, after a stage that did harm
 _LOWEST = 1e-3  # of the first rate, where training ends
 

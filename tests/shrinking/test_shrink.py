@@ -773,6 +773,7 @@ def narrowing_of_losses(losses, trained):
         seed=0,
         make=make,
         is_good=lambda trial: trial.loses_at_most(0.01),
+        is_late=lambda: False,
         is_late_to_narrow=lambda: False,
         examples=examples_to_train(2000),
         seconds_to_train=lambda: 9.0,
