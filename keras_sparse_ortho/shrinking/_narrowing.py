@@ -23,7 +23,7 @@ _NEAR_ENOUGH = 0.08  # between a share that is good and one that is not, relativ
 _MOST_PASSES = 50
 # Lower where it does harm to examples that are held out.
 TRAINING_RATE = 3e-3
-# Of the limit: where less was lost, training gains little.
+# A share of the limit: where less was lost, training gains little.
 _WORTH_TRAINING = 0.25
 # Times the limit: training brought a ResNet-8 from 5 points to 1.5, hardly any from further.
 _HOPELESS = 5.0
