@@ -11,8 +11,11 @@ import numpy as np
 import pytest
 
 import keras_sparse_ortho as kso
-from keras_sparse_ortho.calibration import OutputErrors, ReaderMoments
-from keras_sparse_ortho.calibration._width_ladder import WidthCurve
+from keras_sparse_ortho.calibration import (
+    OutputErrors,
+    ReaderMoments,
+    WidthCurve,
+)
 from keras_sparse_ortho.errors import (
     BudgetError,
     NotPrunableError,
