@@ -208,16 +208,13 @@ def _fit_beside_held_rows(
     order = np.random.default_rng(options.seed).permutation(targets.count)
     held = order[:held_count]
     others = order[held_count:]
-    batch_size = min(options.batch_size, len(others))
-    steps = options.epochs * (len(others) // batch_size)
-    stages = min(STAGES, steps)
     held_rows = rows_at(x, held), rows_at(targets.values, held)
     rows = _Rows(
         rows_at(x, others),
         rows_at(targets.values, others),
-        batch_size,
+        options.batch_size,
         options.epochs,
-        stages,
+        STAGES,
         options.seed,
     )
     trained = targets.named_student()
@@ -226,12 +223,14 @@ def _fit_beside_held_rows(
     loss = trained.evaluate(
         *held_rows, batch_size=_HELD_BATCH, verbose=0, return_dict=True
     )["loss"]
-    backtracking = Backtracking(student, loss, options.learning_rate, stages)
+    backtracking = Backtracking(
+        student, loss, options.learning_rate, rows.stages
+    )
     # Moving statistics lag behind, and good stages would look harmful.
     with with_fixed_statistics(student):
         history = trained.fit(
             rows,
-            epochs=stages,
+            epochs=rows.stages,
             verbose=options.verbose,
             validation_data=held_rows,
             validation_batch_size=_HELD_BATCH,
@@ -247,10 +246,10 @@ def _fit_beside_held_rows(
 
 
 def _held_count(share: float, count: int) -> int:
-    """How many rows are held out: at least one, and one trains."""
+    """The number of held-out rows: at least one, and one trains."""
     if count < 2:
         raise ValueError(
-            "`data` must have at least two rows, as some are held out. "
+            "`data` must have at least two rows: one trains, and one judges. "
             f"Received: {count} rows and validation_split={share}"
         )
     held_count = max(round(share * count), 1)
@@ -443,7 +442,7 @@ class _Rows(keras.utils.PyDataset):
         targets: dict of arrays.
         size: int. Rows of a batch.
         passes: int. How often all rows are seen.
-        stages: int. The epochs of `fit` that share the passes: as many, or more or fewer.
+        stages: int. The epochs of `fit` that share the passes; at most as many as batches.
         seed: int or None.
     """
 
@@ -465,7 +464,8 @@ class _Rows(keras.utils.PyDataset):
         rng = np.random.default_rng(seed)
         orders = [rng.permutation(count)[:whole] for _ in range(passes)]
         self._batches = np.concatenate(orders).reshape(-1, self._size)
-        self._length = max(len(self._batches) // stages, 1)
+        self.stages = min(stages, len(self._batches))
+        self._length = len(self._batches) // self.stages
         self._stage = 0
 
     def on_epoch_end(self) -> None:

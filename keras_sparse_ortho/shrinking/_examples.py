@@ -31,7 +31,7 @@ _TIMED = 512  # examples of the forward pass that is timed
 # A training step, which is compiled, in forward passes of the same rows through the same network:
 # at first (a GRU took 2.9, a Transformer 1.9), and at least.
 _STEP_COST, _LEAST_STEP_COST = 2.5, 1.5
-# The share of the examples of a training that is held out: for each pass over them, and at most.
+# The held-out share of the examples of a training: for each pass over them, and at most.
 _HELD_SHARE_OF_PASS, _MOST_HELD_SHARE = 0.03, 0.1
 _READING_SHARE = 0.25  # of the time may pass in reading a data set, and
 _LEAST_READING = 10.0  # seconds
@@ -188,9 +188,9 @@ class Examples:
     ) -> Training | None:
         """The training that a time allows; `None` if it allows too few examples.
 
-        All examples come before a second pass over some of them. Some are held out, and training
-        that does harm on these is undone; the fewer passes, the fewer, as their forward passes take
-        time as well.
+        All examples come before a second pass over some of them. Some judge in place of
+        training, and what does harm on these is undone; the fewer passes, the fewer, as their
+        forward passes take time as well.
 
         Args:
             seconds: float. How long training may take.

@@ -21,7 +21,7 @@ _LEAST_SHARE = 0.02
 _TABLE_SHARE = 0.5  # of the time that is left, for the table of widths
 _NEAR_ENOUGH = 0.08  # between a share that is good and one that is not, relative to the first
 _MOST_PASSES = 50
-# Lower where it does harm to examples that are held out.
+# Lower where it does harm on held-out examples.
 TRAINING_RATE = 3e-3
 # A share of the limit: where less was lost, training gains little.
 _WORTH_TRAINING = 0.25
