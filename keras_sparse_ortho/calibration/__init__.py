@@ -32,6 +32,7 @@ from keras_sparse_ortho.calibration._solve import (
     obs,
 )
 from keras_sparse_ortho.calibration._sweep import sweep
+from keras_sparse_ortho.calibration._width_costs import check_cost
 from keras_sparse_ortho.calibration._width_ladder import WidthCurve
 from keras_sparse_ortho.calibration._width_search import (
     Costs,

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import keras
 import numpy as np
 
+from keras_sparse_ortho._checks import as_text
 from keras_sparse_ortho.calibration._readers import ReaderMoments
 from keras_sparse_ortho.kernels import PrunableWeight
 from keras_sparse_ortho.models import (
@@ -17,7 +18,7 @@ from keras_sparse_ortho.models import (
 
 Array = np.ndarray
 
-COSTS = ("parameters", "flops", "work", "bytes")
+_COSTS = ("parameters", "flops", "work", "bytes")
 
 _FLOATS_BELOW = (
     1024  # entries: LiteRT's converter leaves smaller kernels in floats
@@ -26,6 +27,16 @@ _FLOAT_BYTES = 4
 _LANES = 16  # outputs of a kernel that runtimes compute together
 _SLOWER = 1.5  # with values of some kernels than without
 _OUTPUT_BYTES = 12  # scale and zero point of an output of a kernel in integers
+
+
+def check_cost(cost: object) -> None:
+    """Raises ValueError unless a cost is the name of one, or a callable."""
+    if callable(cost) or cost in _COSTS:
+        return
+    raise ValueError(
+        f"`cost` must be one of {', '.join(map(repr, _COSTS))}, or a callable from widths "
+        f"to a number. Received: cost={as_text(cost)}"
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +114,7 @@ class WidthCosts:
         )
 
     def cost(self, name: str, widths: Mapping[str, int]) -> float:
-        """One of `COSTS`, by name."""
+        """One of the costs, by name."""
         functions = {
             "parameters": self.parameters,
             "flops": self.flops,

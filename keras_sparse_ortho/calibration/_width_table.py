@@ -17,7 +17,7 @@ from keras_sparse_ortho._foreign_names import Answering
 from keras_sparse_ortho._pictures import axes_or_new
 from keras_sparse_ortho._values import to_numpy
 from keras_sparse_ortho._workers import digest_of
-from keras_sparse_ortho.calibration._width_costs import COSTS, WidthCosts
+from keras_sparse_ortho.calibration._width_costs import WidthCosts, check_cost
 from keras_sparse_ortho.calibration._width_ladder import WidthCurve, all_widths
 from keras_sparse_ortho.calibration._width_search import (
     Costs,
@@ -247,13 +247,9 @@ class WidthTable(Answering):
         return ladders
 
     def _cost_of(self, cost: str | Costs) -> Costs:
+        check_cost(cost)
         if callable(cost):
             return cost
-        if cost not in COSTS:
-            raise ValueError(
-                f"`cost` must be one of {', '.join(map(repr, COSTS))}, or a callable from widths "
-                f"to a number. Received: cost={as_text(cost)}"
-            )
         return lambda widths: self.costs.cost(cost, widths)
 
     def _limit(self, cost_of: Costs, **limits: float | None) -> float:

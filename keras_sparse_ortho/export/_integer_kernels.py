@@ -17,7 +17,7 @@ from keras_sparse_ortho.export._graph_changes import aeq_operations
 _EXACT = 1e-3  # of a step, by which a rounded weight may differ from a multiple of it
 _LEAST_CERTAIN = 256  # entries: smaller kernels may be whole steps by chance
 # Entries of a kernel of fewer than 8 bits, by the kind of a file.
-_LEAST_OF_FEW_BITS = {"dynamic": 1024, "static": 256}
+LEAST_OF_FEW_BITS = {"dynamic": 1024, "static": 256}
 _LARGEST = 127  # of 8 bits
 _LARGEST_OF_4_BITS = 7
 _TINY = 1e-9  # of a kernel: weight decay leaves rows of 1e-37, in whose steps no bias fits
@@ -74,7 +74,7 @@ def integer_kernels(
         largest = _LARGEST if are_trained else _LARGEST_OF_4_BITS
         if kernel.steps.min() >= 0:
             largest = int(kernel.steps.max())
-        if kernel.is_dense and kernel.values.size >= _LEAST_OF_FEW_BITS[kind]:
+        if kernel.is_dense and kernel.values.size >= LEAST_OF_FEW_BITS[kind]:
             fitting = [bits for bits in widths if largest < 2 ** (bits - 1)]
             kernel.bits = min(fitting, default=8)
         kernel.bounds = _bounds(kernel)

@@ -24,6 +24,7 @@ from keras_sparse_ortho.export._graph_changes import (
     with_slices,
 )
 from keras_sparse_ortho.export._integer_kernels import (
+    LEAST_OF_FEW_BITS,
     IntegerKernel,
     integer_kernels,
 )
@@ -324,10 +325,21 @@ def _rules_of_few_bits(
             )
     if storage in _FEW_BITS and not rules:
         raise ValueError(
-            "the model has no Dense kernel that can be stored in fewer than 8 bits, as "
-            f"{storage} does"
+            f"{storage} needs a Dense kernel stored in fewer than 8 bits: "
+            f"{_obstacle_to_few_bits(kernels, kind)}"
         )
     return rules
+
+
+def _obstacle_to_few_bits(kernels: Sequence[IntegerKernel], kind: str) -> str:
+    """Why no kernel of a model has fewer than 8 bits."""
+    dense_kernels = [kernel for kernel in kernels if kernel.is_dense]
+    if not dense_kernels:
+        return "the model has none"
+    least = LEAST_OF_FEW_BITS[kind]
+    if all(kernel.values.size < least for kernel in dense_kernels):
+        return f"all have fewer than {least:,} entries"
+    return "the large ones were trained in 8 bits"
 
 
 def _table(

@@ -20,6 +20,7 @@ from keras_sparse_ortho.calibration import (
     ReaderMoments,
     WidthTable,
     calibration_batches,
+    check_cost,
     checked_widths,
     measured_widths,
     narrowed,
@@ -110,6 +111,7 @@ def narrow(
     Alistarh, "ZipLM" (NeurIPS 2023), arXiv 2302.04089
     """
     check_integer("multiple_of", multiple_of)
+    check_cost(cost)
     if not isinstance(widths, Mapping):
         _check_share(widths)
     groups = channel_groups(model)

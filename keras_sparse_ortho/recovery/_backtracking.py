@@ -1,7 +1,7 @@
 """Training that goes back to its best values where the loss on held-out rows rises."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 
 import keras
 
@@ -22,6 +22,9 @@ class Backtracking(keras.callbacks.Callback):
     4 after a stage that was undone. At the end the values are the best ones, too. With the values
     of the model those of the optimizer go back: after a loss that is not finite its moments are not
     finite either. Training ends where the rate has become useless.
+
+    The history has the `learning_rate` of each stage, and `improved`: 1 where the loss was lower
+    than ever before, else 0.
 
     Attributes:
         has_improved: bool. Whether a stage lowered the loss.
@@ -63,11 +66,15 @@ class Backtracking(keras.callbacks.Callback):
         self.model.optimizer.learning_rate = share * self._highest_rate
 
     def on_epoch_end(
-        self, epoch: int, logs: Mapping[str, float] | None = None
+        self, epoch: int, logs: MutableMapping[str, float] | None = None
     ) -> None:
         assert logs is not None  # of Keras' `fit`
         loss = logs["val_loss"]
-        if loss < self._least_loss:
+        improves = loss < self._least_loss
+        # Keras' history and progress come after, and have these, too.
+        logs["learning_rate"] = float(self.model.optimizer.learning_rate)
+        logs["improved"] = float(improves)
+        if improves:
             self._least_loss = loss
             self.has_improved = True
             self._note_best()

@@ -234,6 +234,21 @@ def test_eight_bits_of_their_training_do_not_become_four(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("layers", "obstacle"),
+    [
+        ([L.Flatten(), L.Dense(10)], "all have fewer than 1,024 entries"),
+        ([L.Conv2D(16, 3)], "the model has none"),
+    ],
+)
+def test_without_a_large_dense_kernel_no_file_has_four_bits(
+    layers, obstacle, tmp_path
+):
+    model = keras.Sequential([keras.Input((4, 4, 3)), *layers])
+    with pytest.raises(ExportConversionError, match=obstacle):
+        export_litert(model, tmp_path / "m", mode="dynamic_int4")
+
+
+@pytest.mark.parametrize(
     ("make", "weights"),
     [slow_case_on_jax(block_mlp, "int4"), slow(block_cnn, "int8")],
 )

@@ -343,6 +343,8 @@ def test_a_failure_leaves_the_model_as_it_was(monkeypatch):
 
 def test_refusals():
     model, x = sequential(), rows(6)
+    with pytest.raises(ValueError, match=r"`cost` must be .*cost='params'"):
+        kso.narrow(model, 0.5, data=None, cost="params")  # before data is read
     with pytest.raises(
         BudgetError, match=r"`widths` must be in \(0, 1\].*Received: widths=1.5"
     ):

@@ -380,6 +380,13 @@ def test_held_out_rows_protect_from_a_rate_that_is_too_high(teacher):
     assert mean_loss(student, teacher) < 0.9 * before
     losses = history.history["val_loss"]
     assert losses[0] > 2.0 * min(losses)
+    # The rate falls to less than a quarter after a stage that did harm.
+    rates = history.history["learning_rate"]
+    assert rates[2] < 0.3 * rates[1]
+    best = losses.index(min(losses))
+    improved = history.history["improved"]
+    assert improved[best] == 1.0
+    assert not any(improved[best + 1 :])
 
 
 @pytest.mark.parametrize("rate", [1e4, 1e30])
@@ -402,6 +409,7 @@ def test_training_that_helps_at_no_rate_leaves_the_student_and_warns(
         )
     assert_same(before, student.get_weights())
     assert len(history.epoch) == 5  # it ended early
+    assert history.history["improved"] == [0.0] * 5
 
 
 @pytest.mark.filterwarnings("ignore:No rate lowered")
