@@ -129,10 +129,15 @@ class WidthCosts:
 
     def flops(self, widths: Mapping[str, int]) -> float:
         """Multiply-adds of all kernels for one sample."""
-        return self._multiply_adds(self._shapes(widths), "flops")
+        counts = self._multiply_adds(self._shapes(widths), "flops")
+        return float(np.sum(counts))
 
     def work(self, widths: Mapping[str, int]) -> float:
-        """Multiply-adds with the outputs of each kernel rounded up to whole lanes of 16.
+        """Multiply-adds with the outputs of each kernel rounded up to whole lanes of 16."""
+        return float(np.sum(self.work_by_weight(widths)))
+
+    def work_by_weight(self, widths: Mapping[str, int]) -> Array:
+        """The work of each weight, `(weights,)`; 0 for those that are not kernels.
 
         A kernel of 24 outputs takes as long as one of 32. Kernels of fewer than 16 outputs, such as
         a head, and depthwise ones, whose last axis has one entry, count as they are.
@@ -144,7 +149,7 @@ class WidthCosts:
         shapes[:, -1] = np.where(dense_outputs < _LANES, outputs, rounded)
         return self._multiply_adds(shapes, "work")
 
-    def _multiply_adds(self, shapes: Array, cost: str) -> float:
+    def _multiply_adds(self, shapes: Array, cost: str) -> Array:
         counts = np.prod(shapes, axis=1) * self.positions
         if np.isnan(counts).any():
             raise ValueError(
@@ -152,7 +157,7 @@ class WidthCosts:
                 "layers are Keras' or registered (`kernel_positions`): take another cost. "
                 f"Received: {cost=}"
             )
-        return float(np.sum(counts))
+        return counts
 
     def int8_bytes(self, widths: Mapping[str, int]) -> float:
         """Bytes of the weights in a file of `mode="dynamic_int8"`, without the graph around them.
