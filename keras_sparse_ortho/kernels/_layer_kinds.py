@@ -52,8 +52,8 @@ def storages_of(layer: keras.layers.Layer) -> Mapping[str, Storage]:
 def has_dropout_rates(layer: keras.layers.Layer) -> bool:
     """Whether a layer is a recurrent cell with rates of dropout, `dropout` and `recurrent_dropout`.
 
-    The layer around a cell shows the same rates, but only reads them.
+    The layer around a cell, and a wrapper around that, show the same rates, but only read them.
     """
-    if isinstance(layer, keras.layers.RNN):
+    if isinstance(layer, keras.layers.RNN | LayerWrapper):
         return False
     return hasattr(layer, "recurrent_dropout")
