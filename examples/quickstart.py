@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import gzip
+import importlib.util
 import sys
 import time
 from pathlib import Path
@@ -89,6 +90,16 @@ def table(files: dict[str, Path], data: Dataset) -> str:
     return "\n".join(lines)
 
 
+def draw(report: kso.shrinking.ShrinkReport, path: Path) -> bool:
+    """Draws the score of all files over their bytes, if Matplotlib is installed."""
+    if importlib.util.find_spec("matplotlib") is None:
+        return False
+    axes = report.plot()
+    axes.figure.set_size_inches(10, 6)
+    axes.figure.savefig(path, dpi=120)
+    return True
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__,
@@ -142,6 +153,11 @@ def main() -> int:
         dense, (data.x_train, data.y_train), path, minutes=options.minutes
     )
     say(f"kso.shrink took {report.taken.name}, as {report.taken.route}", start)
+    widths = " ".join(str(width) for width in report.taken.widths.values())
+    say(f"of 1024 units each, its hidden layers have {widths or 'all'}", start)
+    picture = options.output / "frontier.png"
+    if draw(report, picture):
+        say(f"all files that it tried, by score and bytes: {picture}", start)
 
     # Or trained on one weight in eight from the first step, and shipped on the same blocks.
     blocks = kso.sparsify(

@@ -137,7 +137,7 @@ class WidthCosts:
         return float(np.sum(self.work_by_weight(widths)))
 
     def work_by_weight(self, widths: Mapping[str, int]) -> Array:
-        """The work of each weight, `(weights,)`; 0 for those that are not kernels.
+        """The work of each kernel, `(weights,)`; other weights have 0.
 
         A kernel of 24 outputs takes as long as one of 32. Kernels of fewer than 16 outputs, such as
         a head, and depthwise ones, whose last axis has one entry, count as they are.

@@ -23,8 +23,8 @@ class Backtracking(keras.callbacks.Callback):
     of the model those of the optimizer go back: after a loss that is not finite its moments are not
     finite either. Training ends where the rate has become useless.
 
-    The history has the `learning_rate` of each stage, and `improved`: 1 where the loss was lower
-    than ever before, else 0.
+    The history has the `learning_rate` of each stage, and `improved`: 1 where the loss was the
+    lowest so far, else 0.
 
     Attributes:
         has_improved: bool. Whether a stage lowered the loss.

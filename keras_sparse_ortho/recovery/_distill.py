@@ -97,8 +97,8 @@ def distill(
 
     Returns:
         The history of `fit`. With `validation_split` it has the stages as epochs, with the
-        `learning_rate` of each, and `improved`: 1 where the loss on held-out rows was lower than
-        ever before, else 0. The student is not compiled by it.
+        `learning_rate` of each, and `improved`: 1 where the loss on held-out rows was the lowest so
+        far, else 0. The student is not compiled by it.
 
     Raises:
         ValueError: If the outputs of the models differ in number or shape, there are no rows or

@@ -409,6 +409,9 @@ class ShrinkReport(Answering):
     def plot(self, ax: "Axes | None" = None) -> "Axes":
         """Plots the score of each file over its bytes, with the frontier.
 
+        Files of the dense model are squares, those of smaller networks circles; the one that was
+        written is filled. Those on the frontier have names.
+
         Args:
             ax: Matplotlib axes to draw on. Default: those of a new figure.
 
@@ -416,22 +419,34 @@ class ShrinkReport(Answering):
             The axes.
         """
         axes = axes_or_new(ax)
+        frontier = self.frontier
         for trial in self.trials:
             if trial.reason is not None:
                 continue
             below = trial.score.mean - trial.score.low
             above = trial.score.high - trial.score.mean
-            mark = "o" if trial is self.taken else "."
+            is_dense = trial.name.startswith("dense")
+            is_written = trial is self.taken
             axes.errorbar(
                 trial.bytes,
                 trial.score.mean,
                 yerr=[[below], [above]],
-                fmt=mark,
+                fmt="s" if is_dense else "o",
                 color="C0",
+                markerfacecolor="C0" if is_written else "white",
+                elinewidth=0.5,
             )
-            text = f" {trial.name}, {trial.route}"
-            axes.annotate(text, (trial.bytes, trial.score.mean), fontsize=7)
-        frontier = self.frontier
+            if is_written or any(trial is other for other in frontier):
+                axes.annotate(
+                    f"{trial.name}, {trial.route}",
+                    (trial.bytes, trial.score.mean),
+                    xytext=(4, -6),
+                    textcoords="offset points",
+                    fontsize=7,
+                    rotation=-30,  # so that names beside each other can be read
+                    rotation_mode="anchor",
+                    verticalalignment="top",
+                )
         sizes = [trial.bytes for trial in frontier]
         scores = [trial.score.mean for trial in frontier]
         axes.plot(sizes, scores, color="C1", linewidth=1, zorder=0)

@@ -537,6 +537,14 @@ def test_the_frontier_has_the_files_that_no_other_beats(tmp_path):
     )
     report = ShrinkReport(*figures)
     assert report.frontier == (right, fast, small)
+    axes = report.plot()
+    places = {text.get_text(): text.xy for text in axes.texts}
+    assert places == {
+        "right, int8": (300, 1.0),
+        "fast, int8": (200, 1.0),
+        "small, int8": (100, 1.0),
+    }
+    assert axes.get_ylabel() == "agreement on 99 examples held out"
     report.write(small, tmp_path / "other.tflite")
     assert (tmp_path / "other.tflite").read_bytes() == b"the small one"
     report.write(small, tmp_path / "other.tflite.gz")
