@@ -8,6 +8,8 @@ VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
+DEMO_STAMP := $(VENV)/.demo
+
 OLDEST := .venv-oldest
 OLDEST_STAMP := $(OLDEST)/.installed
 
@@ -69,6 +71,14 @@ $(STAMP): pyproject.toml Makefile
 	@$(PY) $(PIP) --editable ".[dev]"
 	@touch $@
 
+# A third of the packages: the demo needs neither JAX and torch nor the tools.
+$(DEMO_STAMP): pyproject.toml Makefile
+	$(if $(PYTHON),,$(error Python 3.11 or newer is needed; name it with make PYTHON=...))
+	@echo "setting up $(VENV) (the first time takes minutes)"
+	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	@$(PY) $(PIP) --editable ".[tensorflow,litert,plot]" "scikit-learn>=1.5"
+	@touch $@
+
 $(OLDEST_STAMP): pyproject.toml Makefile tools/oldest.py
 	$(if $(PYTHON),,$(error Python 3.11 or newer is needed; name it with make PYTHON=...))
 	@echo "setting up $(OLDEST) (the first time takes minutes)"
@@ -119,7 +129,7 @@ $(FORMATS_STAMP): $(STAMP)
 	@$(FORMATS)/bin/python $(PIP) --editable ".[formats]"
 	@touch $@
 
-demo: $(STAMP)
+demo: $(DEMO_STAMP)
 	@$(PY) examples/quickstart.py $(ARGS)
 
 # What each part runs stands in tools/check.py.

@@ -420,6 +420,7 @@ class ShrinkReport(Answering):
         """
         axes = axes_or_new(ax)
         frontier = self.frontier
+        on_frontier = {id(trial) for trial in frontier}
         for trial in self.trials:
             if trial.reason is not None:
                 continue
@@ -436,7 +437,7 @@ class ShrinkReport(Answering):
                 markerfacecolor="C0" if is_written else "white",
                 elinewidth=0.5,
             )
-            if is_written or any(trial is other for other in frontier):
+            if is_written or id(trial) in on_frontier:
                 axes.annotate(
                     f"{trial.name}, {trial.route}",
                     (trial.bytes, trial.score.mean),
