@@ -384,7 +384,7 @@ def _file(
         else:
             model, seconds = made(dense, rows, how, route, known)
             start = time.monotonic()
-            _write(model, rows, route, file)
+            write_file(model, rows, route, file)
     except (ValueError, RuntimeError) as error:
         run["reason"] = _reason(error)
     return run | {"seconds": round(seconds + time.monotonic() - start)}
@@ -398,7 +398,7 @@ def _write_onnx(name: str, file: pathlib.Path) -> None:
     quantize_dynamic(source, file, weight_type=QuantType.QInt8)
 
 
-def _write(
+def write_file(
     model: keras.Model, rows: np.ndarray, route: str, file: pathlib.Path
 ) -> None:
     """The LiteRT file of a model."""

@@ -6,7 +6,6 @@ python benchmarks/width_times.py [--networks resnet8] [options]
 import itertools
 import pathlib
 import tempfile
-import warnings
 from collections.abc import Mapping
 
 import keras
@@ -25,7 +24,6 @@ from keras_sparse_ortho.export import latencies
 
 NETWORKS = ("resnet8", "mobilenet", "birdnet", "fer")
 MODE = "dynamic_int8"
-ANY_ERROR = 1e6
 
 
 class WidthTimes(Measurement):
@@ -63,7 +61,8 @@ class WidthTimes(Measurement):
         reference = _outputs(dense, tested)
         with tempfile.TemporaryDirectory() as name:
             folder = pathlib.Path(name)
-            files = [_export(dense, x, folder / "dense.tflite")]
+            files = [folder / "dense.tflite"]
+            real.write_file(dense, x, MODE, files[0])
             table = kso.widths(dense, x, minutes=given.minutes)
             in_time = TimeCost(dense, table, kernel_times(files[0]))
             costs = {"work": "work", "milliseconds": in_time}
@@ -77,7 +76,8 @@ class WidthTimes(Measurement):
                     continue
                 small = kso.narrow(dense, chosen, data=x, table=table)
                 file = folder / f"{cost}_{share}.tflite"
-                files.append(_export(small, x, file))
+                real.write_file(small, x, MODE, file)
+                files.append(file)
                 error = widths.relative_distance(
                     _outputs(small, tested), reference
                 )
@@ -141,17 +141,6 @@ class TimeCost:
 
 def _outputs(model: keras.Model, x: np.ndarray) -> np.ndarray:
     return np.asarray(model.predict(x, verbose=0), np.float64)
-
-
-def _export(
-    model: keras.Model, x: np.ndarray, file: pathlib.Path
-) -> pathlib.Path:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        kso.export_litert(
-            model, file, mode=MODE, sample=x[:4], tolerance=ANY_ERROR
-        )
-    return file
 
 
 def _row(line: Run, lines: list[Run]) -> list[str]:

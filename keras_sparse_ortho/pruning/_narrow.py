@@ -136,11 +136,10 @@ def narrow(
         if new_widths.get(group.name, group.width) < group.width
     ]
     moments = _moments(zeroed, narrower, batches, table)
-    order = (
-        _order(narrower, new_widths, moments)
-        if table is None
-        else _order_of(table, narrower)
-    )
+    if table is None:
+        order = _order(narrower, new_widths, moments)
+    else:
+        order = _order_of(table, narrower)
     for path, rows in _rows_to_remove(narrower, new_widths, order).items():
         kernel = refitted_without(
             moments.kernel(path), moments.grams[path], rows

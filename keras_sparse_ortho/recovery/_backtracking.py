@@ -26,9 +26,6 @@ class Backtracking(keras.callbacks.Callback):
     The history has the `learning_rate` of each stage, and `improved`: 1 where the loss was the
     lowest so far, else 0.
 
-    Attributes:
-        has_improved: bool. Whether a stage lowered the loss.
-
     Args:
         student: Model whose values these are; `fit` trains a model around it.
         loss: float. The loss on the held-out rows before training.
@@ -44,7 +41,6 @@ class Backtracking(keras.callbacks.Callback):
         stages: int,
     ) -> None:
         super().__init__()
-        self.has_improved = False
         self._least_loss = math.inf if math.isnan(loss) else loss
         self._student = student
         self._highest_rate = learning_rate
@@ -76,7 +72,6 @@ class Backtracking(keras.callbacks.Callback):
         logs["improved"] = float(improves)
         if improves:
             self._least_loss = loss
-            self.has_improved = True
             self._note_best()
             return
         if loss < _TOLERATED * self._least_loss and epoch + 1 < self._stages:

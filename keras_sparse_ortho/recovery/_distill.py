@@ -237,7 +237,7 @@ def _fit_beside_held_rows(
             validation_batch_size=_HELD_BATCH,
             callbacks=[backtracking],
         )
-    if not backtracking.has_improved:
+    if not any(history.history["improved"]):
         warn_user(
             "No rate lowered the loss on held-out rows, so the student is as it was. "
             f"Its loss on these is {loss:.3g}. Give more rows, or lower `learning_rate`. "
