@@ -2,6 +2,8 @@
 
 import contextlib
 import dataclasses
+import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 
 import keras
@@ -61,6 +63,7 @@ def distill(
     batch_size: int = 32,
     learning_rate: float = 3e-3,
     validation_split: float = 0.0,
+    minutes: float | None = None,
     seed: int | None = 0,
     outputs: str | Sequence[str] | None = None,
     verbose: int | str = "auto",
@@ -89,6 +92,8 @@ def distill(
             its best values, and the rate of later stages is a quarter. It ends with its best
             values, which may be those before training. Statistics of batch normalization stay, and
             masks must stay. 0: all rows train.
+        minutes: With `validation_split`, how long the call may take, about: training ends after the
+            stage that the time allows, and the rate falls to zero by then. Default: no limit.
         seed: Decides the order of the rows. `None`: another in every call.
         outputs: The kind of the model's outputs: `"softmax"` or `"sigmoid"`, probabilities with
             logits; or `"values"`. A list has one for each output. Default: what the teacher's last
@@ -103,7 +108,7 @@ def distill(
     Raises:
         ValueError: If the outputs of the models differ in number or shape, there are no rows or
             rows that the models cannot take, or the loss does not stay finite; for a
-            `validation_split` with masks on a schedule.
+            `validation_split` with masks on a schedule; for `minutes` without `validation_split`.
 
     After an error, and if training is interrupted, the student is as it was before.
 
@@ -139,13 +144,14 @@ def distill(
     learning_rate = _checked_rate(learning_rate)
     _check_models(student, teacher)
     _check_validation_split(validation_split, student)
+    end = _end_of(minutes, validation_split)
     batch = all_rows(data)
     x = batch[0]
     check_inputs(teacher, x, text=False)
     warn_of_equal_rows([batch])
     warn_of_weights([batch])
     targets = _Targets.of(student, teacher, x, outputs)
-    options = _Options(epochs, batch_size, learning_rate, seed, verbose)
+    options = _Options(epochs, batch_size, learning_rate, end, seed, verbose)
     with _restored_on_errors(student), without_noise(student):
         if validation_split:
             held_count = _held_count(validation_split, targets.count)
@@ -157,11 +163,12 @@ def distill(
 
 @dataclasses.dataclass(frozen=True)
 class _Options:
-    """How `distill` trains: its arguments."""
+    """How `distill` trains: its arguments, and the end of its time by `time.monotonic`."""
 
     epochs: int
     batch_size: int
     learning_rate: float
+    end: float
     seed: int | None
     verbose: int | str
 
@@ -225,7 +232,7 @@ def _fit_beside_held_rows(
         *held_rows, batch_size=_HELD_BATCH, verbose=0, return_dict=True
     )["loss"]
     backtracking = Backtracking(
-        student, loss, options.learning_rate, rows.stages
+        student, loss, options.learning_rate, rows.stages, options.end
     )
     # Moving statistics lag behind, and good stages would look harmful.
     with with_fixed_statistics(student):
@@ -255,6 +262,24 @@ def _held_count(share: float, count: int) -> int:
         )
     held_count = max(round(share * count), 1)
     return min(held_count, count - 1)
+
+
+def _end_of(minutes: object, validation_split: float) -> float:
+    """When training ends, by `time.monotonic`; ValueError for no time, or without stages."""
+    if minutes is None:
+        return math.inf
+    limit = check_number("minutes", minutes)
+    if limit <= 0.0:
+        raise ValueError(
+            f"`minutes` must be above 0. Received: minutes={as_text(minutes)}"
+        )
+    if not validation_split:
+        raise ValueError(
+            "`minutes` needs a `validation_split`, such as 0.1: training ends after one of the "
+            "stages that it has. Without held-out rows, give fewer `epochs`. "
+            f"Received: minutes={as_text(minutes)} and validation_split={validation_split}"
+        )
+    return time.monotonic() + 60.0 * limit
 
 
 def _has_schedules(student: keras.Model) -> bool:

@@ -44,10 +44,12 @@ class Training:
     Attributes:
         options: dict. The arguments of `distill`.
         forward_seconds: float. A forward pass of one row through the network.
+        teacher_seconds: float. The dense model's answers to all rows.
     """
 
     options: dict[str, Any]
     forward_seconds: float
+    teacher_seconds: float
 
     def with_options(self, **options: Any) -> "Training":
         """The same with other arguments of `distill`."""
@@ -175,7 +177,8 @@ class Examples:
         """
         rows_seen = share * training.rows_seen
         forward_seconds = training.forward_seconds * rows_seen
-        self._step_cost = max(seconds / forward_seconds, _LEAST_STEP_COST)
+        step_seconds = seconds - training.teacher_seconds
+        self._step_cost = max(step_seconds / forward_seconds, _LEAST_STEP_COST)
 
     def to_train(
         self,
@@ -187,6 +190,10 @@ class Examples:
         **options: Any,
     ) -> Training | None:
         """The training that a time allows; `None` if it allows too few examples.
+
+        The dense model answers each row once, and the network sees it in each pass:
+
+            seconds = rows (dense forward pass + passes * cost of a step * forward pass)
 
         All examples come before a second pass over some of them. Some judge in place of
         training, and what does harm on these is undone; the fewer passes, the fewer, as their
@@ -202,23 +209,28 @@ class Examples:
         """
         if forward_seconds is None:
             forward_seconds = self.seconds_each
+        seconds = max(seconds, 0.0)
         row_seconds = self._step_cost * forward_seconds
-        rows_within = int(max(seconds, 0.0) / row_seconds)
-        passes = rows_within // max(len(self._training), 1)
+        row_count = max(len(self._training), 1)
+        answers_seconds = row_count * self.seconds_each
+        passes = int((seconds - answers_seconds) / (row_count * row_seconds))
         passes = max(1, min(passes, most_passes))
-        chosen = self._training[: rows_within // passes]
+        rows_within = int(seconds / (self.seconds_each + passes * row_seconds))
+        chosen = self._training[:rows_within]
         if len(chosen) < fewest:
             return None
         options = {
             "outputs": self.logits,
             "data": (rows_at(self._inputs, chosen),),
             "epochs": passes,
+            "minutes": seconds / 60.0,
             "validation_split": min(
                 _MOST_HELD_SHARE, _HELD_SHARE_OF_PASS * passes
             ),
             **options,
         }
-        return Training(options, forward_seconds)
+        teacher_seconds = len(chosen) * self.seconds_each
+        return Training(options, forward_seconds, teacher_seconds)
 
 
 def _time_of_one(model: keras.Model, inputs: Any) -> float:

@@ -18,6 +18,7 @@ from keras_sparse_ortho.shrinking._single_zeros import SingleZeros
 from keras_sparse_ortho.shrinking._trials import Trials
 
 _ROUTES = ("float16", "dynamic_int8", "int8")
+_4_BITS = "dynamic_int4"
 _PASSES = 3
 _RATE = 3e-4  # of training in 4 bits
 _REMEDY_COST = 5  # times the seconds of a file of static int8
@@ -48,7 +49,7 @@ class Search:
     # --- dense files ------------------------------------------------------------------------------
 
     def _try_dense(self) -> None:
-        routes = list(_ROUTES)
+        routes = [*_ROUTES, _4_BITS]
         trials = self._trials
         example = rows_at(trials.examples.calibration, slice(0, 1))
         if plan_of_lstms(trials.model, example).quarters:
@@ -145,7 +146,10 @@ class Search:
             networks += Narrowing(trials, table, self._prefer, route).run()
         if trials.packed:
             networks += SingleZeros(trials, route).run()
-        self._try_4_bits(networks, route if trials.packed else "dynamic_int4")
+        route_of_4_bits = route if trials.packed else _4_BITS
+        dense = _first_of_route(trials.made, _4_BITS)
+        if trials.packed or dense.reason is None:
+            self._try_4_bits(networks, route_of_4_bits)
 
     def _try_4_bits(
         self, networks: list[tuple[str, keras.Model]], route: str

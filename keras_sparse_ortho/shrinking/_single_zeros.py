@@ -31,7 +31,11 @@ _LONGEST_SOLVING = (
 _TRAININGS = {
     "at once, trained": {"learning_rate": 1e-3},
     # Masks move, so no stage can be undone.
-    "gradually": {"learning_rate": 3e-3, "validation_split": 0.0},
+    "gradually": {
+        "learning_rate": 3e-3,
+        "validation_split": 0.0,
+        "minutes": None,
+    },
 }
 
 

@@ -15,6 +15,7 @@ import pytest
 pytestmark = pytest.mark.numpy_only
 # What scripts share, and what measures nothing.
 MODULES = {
+    "kernel_times",
     "methods_summary",
     "methods_table",
     "networks",

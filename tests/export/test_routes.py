@@ -216,7 +216,8 @@ def test_only_dense_layers_have_kernels_of_4_bits(tmp_path):
         [keras.Input(rows.shape[1:]), layers.Conv2D(16, 3)]
     )
     with pytest.raises(
-        ExportConversionError, match="no Dense kernel that can be stored"
+        ExportConversionError,
+        match="stored in fewer than 8 bits: the model has none",
     ):
         export_litert(convolution, tmp_path / "m.tflite", **options)
 

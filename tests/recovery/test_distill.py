@@ -1,5 +1,8 @@
 """`distill`: a student that answers as its teacher, on rows without labels."""
 
+import itertools
+import types
+
 import keras
 import numpy as np
 import pytest
@@ -445,6 +448,59 @@ def test_one_row_may_train_and_another_one_judge(teacher):
     assert len(history.epoch) == 6  # as many as there are steps
     with pytest.raises(ValueError, match=r"at least two rows.*1 rows"):
         distill(student, teacher, ROWS[:1], validation_split=0.5, verbose=0)
+
+
+def test_training_ends_in_time_with_a_rate_that_falls(teacher, monkeypatch):
+    """Training of magika took 285 seconds where 110 were planned."""
+    seconds = itertools.count()
+    clock = types.SimpleNamespace(monotonic=lambda: float(next(seconds)))
+    for module in ("_distill", "_backtracking"):
+        monkeypatch.setattr(f"keras_sparse_ortho.recovery.{module}.time", clock)
+    student = narrow_student(teacher)
+    before = mean_loss(student, teacher)
+    history = distill(
+        student,
+        teacher,
+        ROWS,
+        epochs=24,
+        validation_split=0.1,
+        minutes=12.5 / 60.0,
+        verbose=0,
+    )
+    assert next(seconds) <= 13
+    assert len(history.epoch) == 5  # two calls of the clock for each
+    assert mean_loss(student, teacher) < 0.9 * before
+    rates = history.history["learning_rate"]
+    assert rates[-1] < 0.2 * max(rates)
+
+
+@pytest.mark.filterwarnings("ignore:No rate lowered")
+def test_a_time_that_is_over_allows_one_stage(teacher):
+    student = narrow_student(teacher)
+    history = distill(
+        student,
+        teacher,
+        ROWS,
+        epochs=12,
+        validation_split=0.1,
+        minutes=1e-6,
+        verbose=0,
+    )
+    assert len(history.epoch) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"minutes": 0, "validation_split": 0.1}, "above 0.*minutes=0"),
+        ({"minutes": "a", "validation_split": 0.1}, "finite number"),
+        ({"minutes": 2.0}, "needs a `validation_split`.*minutes=2.0 and"),
+    ],
+)
+def test_minutes_are_a_number_beside_held_out_rows(teacher, options, message):
+    student = narrow_student(teacher)
+    with pytest.raises(ValueError, match=message):
+        distill(student, teacher, ROWS, verbose=0, **options)
 
 
 def test_held_out_rows_need_masks_that_stay(teacher):
