@@ -81,7 +81,7 @@ class Narrowing:
     """Searches for the smallest network that is good: a bisection on its cost, then a second one.
 
     The first bisects on networks as they are made, which takes little time. The second one trains
-    those that lost too much, and bisects between the smallest good one and the largest without
+    networks that lost too much, and bisects between the smallest good one and the largest without
     hope.
 
     Args:
@@ -270,7 +270,7 @@ class Network(NamedTuple):
     """A narrower network.
 
     Attributes:
-        share: float. What it may cost, of the dense one.
+        share: float. Its cost is at most this share of the dense network's.
         name: str. The name of its trial.
         model: Model.
         trial: Trial.

@@ -59,16 +59,16 @@ def shrink(
         lost = score(dense model) - score(file),
         lost + standard error of lost <= max_drop    for every output of the model
 
-    Dense files come first, in float16 and in integers, those of LSTMs with the fused operator, too.
+    Dense files come first, in float16, 8 and 4 bits, those of LSTMs with the fused operator, too.
     Where static int8 loses too much, and no good file costs less, its remedies follow, the cheapest
     first: fitted ranges, equalized channels, a stretch in floats (see `export_litert`). A
     microcontroller gets those without floats. Then `shrink` looks for widths:
     `widths` measures what each group of channels is worth, and a bisection finds the smallest
     network within the limit, a plain Keras model with fewer channels (`narrow`). With 1,500
-    examples and more, a network near the limit learns the dense model's outputs; some of these
-    examples undo what does harm (`recovery.distill`). The smallest network is tried in 4 bits last.
-    Single zeros are tried for `*.tflite.gz` only: as stored, a zero takes
-    as many bytes as any other number.
+    examples and more, smaller networks near the limit learn the dense model's outputs; some of
+    these examples undo what does harm (`recovery.distill`). The smallest good network is trained in
+    4 bits last. Single zeros are tried for `*.tflite.gz` only: as stored, a zero takes as many
+    bytes as any other number.
 
     Outputs of classes are scored by accuracy, with labels; without, by the accuracy that the dense
     model expects: the mean of its probability of the class that the file answers. An answer that is
