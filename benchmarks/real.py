@@ -421,11 +421,15 @@ def _reason(error: Exception) -> str:
 
 
 def _times(
-    name: str, files: list[pathlib.Path], row: np.ndarray, seconds: float
+    name: str,
+    files: list[pathlib.Path],
+    row: np.ndarray,
+    seconds: float,
+    target: str | None = None,
 ) -> list[float]:
     """Milliseconds of one call with one row, on one thread; those of ONNX after the others."""
     lite = [file for file in files if file.suffix != ".onnx"]
-    medians = latencies(lite, seconds=seconds, timeout=3000.0)
+    medians = latencies(lite, seconds=seconds, timeout=3000.0, target=target)
     times = dict(zip(lite, medians, strict=True))
     for file in files:
         if file not in times:
@@ -717,6 +721,7 @@ REFINED = 0.1
 """The closeness that boxes of P-Net and R-Net may lose: the next network of mtcnn refines them."""
 
 RIVALS = ("dynamic_int8", "dynamic_int4")
+HAS_AMX = "amx_int8" in pathlib.Path("/proc/cpuinfo").read_text()
 IMAGES = 20000
 """Images of Fashion-MNIST to train the networks of `widths.py` on."""
 
@@ -773,9 +778,11 @@ class Shrunk(Measurement):
     The networks of the packages, and the networks of `widths.py`. `shrink` has the inputs and no
     labels. Classes may lose one point of expected accuracy, other outputs five of closeness, and
     boxes that a later network refines ten. Losses are on rows of other origin. All files of a
-    network are timed in turn. For `birdnet` clone the repository that owners.py names; for
-    `spliceai`, whose bases are sites once in a thousand, the score of a row is the F1 of its sites,
-    and its DNA is in the packages that splice_sites.py names.
+    network are timed in turn. With `--without-amx` files are chosen by times without the tiles of
+    Intel's servers, and timed with them as well, where there are some. For `birdnet` clone the
+    repository that owners.py names; for `spliceai`, whose bases are sites once in a
+    thousand, the score of a row is the F1 of its sites, and its DNA is in the packages that
+    splice_sites.py names.
     """
 
     page = lines = "real_shrunk"
@@ -790,6 +797,7 @@ class Shrunk(Measurement):
         "tested": Setting(10000, "rows at most, to test", quick=200),
         "minutes": Setting(10.0, "of shrink", quick=0.1),
         "seconds": Setting(20.0, "to time the files", quick=1.0),
+        "without_amx": Setting(False, "choose files for processors without"),
     }
 
     def measure(self) -> None:
@@ -842,6 +850,7 @@ class Shrunk(Measurement):
                 "route": "as shipped",
                 "seconds": 0,
             }
+        target = "arm64" if given.without_amx else None
         file = folder / "shrink.tflite"
         start = time.monotonic()
         report = shrink(
@@ -851,6 +860,7 @@ class Shrunk(Measurement):
             minutes=given.minutes,
             max_drop=limits,
             metric=metric,
+            target=target,
             verbose=True,
         )
         lines[file] = {
@@ -873,7 +883,13 @@ class Shrunk(Measurement):
             "seconds": round(time.monotonic() - start),
             "minutes": given.minutes,
         }
-        times = _times(name, [*lines], tested[:1], given.seconds)
+        timed = name, [*lines], tested[:1], given.seconds
+        times = _times(*timed, target)
+        if target is not None and HAS_AMX:
+            for line, milliseconds in zip(
+                lines.values(), _times(*timed), strict=True
+            ):
+                line["ms_with_amx"] = milliseconds
         for (file, line), milliseconds in zip(
             lines.items(), times, strict=True
         ):
@@ -917,12 +933,14 @@ class Shrunk(Measurement):
             outputs, on rows of other origin than all that made the files. Accuracy: of rows whose
             label is known. Bytes are as stored; ms: median of one call with one row on one thread,
             all files of a network in turn, on the machine of its day: compare within a network. The
-            ratios are to dense int8.
+            ratios are to dense int8. Files were chosen by times without AMX, the tiles of Intel's
+            servers; the last ratio is that of times with AMX.
             """
         )
         header = ["network", "file", "model", "classes lost", "values lost"]
         header += ["agreement", "accuracy", "dense accuracy"]
         header += ["bytes", "bytes of int8", "ms", "ms of int8", "s", "minutes"]
+        header += ["ms of int8, with AMX"]
         rows = []
         for line in latest.values():
             int8 = latest[line["network"], "dense", RIVALS[0]]
@@ -944,7 +962,12 @@ class Shrunk(Measurement):
             ]
             row += [f"{line['ms']:.3g}", f"{line['ms'] / int8['ms']:.2f}"]
             minutes = f"{line['minutes']:g}" if "minutes" in line else "-"
-            rows.append([*row, str(line["seconds"]), minutes])
+            row += [str(line["seconds"]), minutes]
+            with_amx = "-"
+            if "ms_with_amx" in line:
+                ratio = line["ms_with_amx"] / int8["ms_with_amx"]
+                with_amx = f"{ratio:.2f}"
+            rows.append([*row, with_amx])
         text += "\n\n" + markdown(header, rows) + "\n"
         for line in matching(latest.values(), how="shrink"):
             text += (

@@ -178,22 +178,33 @@ def _too_many(
     name: str, signature: inspect.Signature, args: tuple[object, ...]
 ) -> TypeError:
     """The error for more arguments by position than a function has."""
+    names = _argument_names(signature)
+    by_name = [
+        argument
+        for argument in names
+        if signature.parameters[argument].kind is inspect.Parameter.KEYWORD_ONLY
+    ]
+    by_position = ", ".join(names[: len(names) - len(by_name)]) or "none"
     step = step_for(f"{name}(...)")
-    if step is None:
-        step = f"arguments by name: {_argument_list(signature)}"
+    if step is not None:
+        remedy = f"Use {step}."
+    elif by_name:
+        remedy = f"Give the others by name: {', '.join(by_name)}."
+    else:
+        remedy = "It has no others."
     values = [as_text(value) for value in args if type(value).__name__ != name]
     return TypeError(
-        f"{name}() has fewer arguments by position. Use {step}. Received: {', '.join(values)}"
+        f"{name}() takes these arguments by position: {by_position}. {remedy} "
+        f"Received: {', '.join(values)}"
     )
 
 
-def _argument_list(signature: inspect.Signature) -> str:
-    names = [
+def _argument_names(signature: inspect.Signature) -> list[str]:
+    return [
         name
         for name in signature.parameters
         if name not in ("self", "args", "kwargs")
     ]
-    return ", ".join(names)
 
 
 def _translate(
@@ -234,7 +245,9 @@ def _translate(
         elif takes_any and special_step is None:
             kwargs[keyword] = value
         else:
-            hint = f"Its arguments are: {_argument_list(signature)}."
+            hint = (
+                f"Its arguments are: {', '.join(_argument_names(signature))}."
+            )
             step = special_step or step_for(f"{keyword}=", arguments=parameters)
             if step is not None:
                 hint = f"Use {step}."

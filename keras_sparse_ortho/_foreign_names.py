@@ -463,6 +463,12 @@ STEPS: tuple[tuple[str, str | tuple[str, ...]], ...] = (
     ("RigL(...)", "RigL((x, y)): one source of batches"),
     ("sensitivity(...)", "sensitivity(model, (x, y))"),
     ("shrink(...)", "shrink(model, (x, y), path)"),
+    ("narrow(...)", "narrow(model, widths, data=x)"),
+    ("predict(verbose=)", "none: a file prints nothing"),
+    (
+        "predict(batch_size=)",
+        "none: `export_litert(batch_size=)` puts the rows of a call into the file",
+    ),
     ("distill(...)", "distill(student, teacher, x), which needs no labels"),
     (
         "restore_statistics(...)",

@@ -327,7 +327,19 @@ CALLS = {
     ),
     "report(m, x)": (
         lambda: kso.report(model(), 1),
-        "arguments by name: model, orthogonality",
+        "by position: model. Give the others by name: orthogonality",
+    ),
+    "narrow(m, w, x)": (
+        lambda: kso.narrow(1, 0.5, 3),
+        "by position: model, widths. Use narrow(model, widths, data=x)",
+    ),
+    "widths(m, x, 5)": (
+        lambda: kso.widths(1, 2, 5),
+        "Give the others by name: multiple_of",
+    ),
+    "Constant(0.5, ...)": (
+        lambda: kso.schedules.Constant(0.5, 1, 2, 3, 4, 5, 6),
+        "by position",
     ),
     # values
     "structure='channels'": (

@@ -53,6 +53,7 @@ from keras_sparse_ortho.export._reference import (
 from keras_sparse_ortho.export._remedies import REMEDIES
 from keras_sparse_ortho.export._routes import (
     ROUTES,
+    TARGETS,
     ExportReport,
     Route,
     RouteOutcome,

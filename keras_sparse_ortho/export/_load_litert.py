@@ -122,6 +122,7 @@ class LiteRTModel(Answering):
         """Rows of one call of the file; `predict` takes any number."""
         return self._signature.batch_size
 
+    @other_keywords
     def predict(self, x: Any) -> Any:
         """The outputs on any number of rows: an array `(rows, *output shape)`, or a dict by name.
 

@@ -66,8 +66,9 @@ def _check_for_micro(model: keras.Model, file: Path) -> None:
     """ValueError for a compressed array, and for a model that assigns variables in a call."""
     if file.name.endswith(".gz"):
         raise ValueError(
-            "With `target`, `path` must be a header with the C array, *.h, or a LiteRT file, "
-            f"*.tflite: a microcontroller reads neither from gzip. Received: path={str(file)!r}"
+            'With `target="micro"`, `path` must be a header with the C array, *.h, or a LiteRT '
+            "file, *.tflite: a microcontroller reads neither from gzip. "
+            f"Received: path={str(file)!r}"
         )
     specs = input_specs(model)
     if specs is None:  # of which the export says what is missing
@@ -78,8 +79,8 @@ def _check_for_micro(model: keras.Model, file: Path) -> None:
     assigned = assigned_variables(model, zeros)
     if assigned:
         raise ValueError(
-            "With `target`, a call of the model must assign no variables: each row would be judged "
-            "with the state that others left. Write the file with `export_litert` and `c_array`, "
-            "which keep READ_VARIABLE and ASSIGN_VARIABLE; or make the state an input and an "
-            f"output of the model. Received: model {model.name!r}, variables {assigned[:5]}"
+            'With `target="micro"`, a call of the model must assign no variables: each row would '
+            "be judged with the state that others left. Write the file with `export_litert` and "
+            "`c_array`, which keep READ_VARIABLE and ASSIGN_VARIABLE; or make the state an input "
+            f"and an output of the model. Received: model {model.name!r}, variables {assigned[:5]}"
         )

@@ -4,7 +4,12 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 
 from keras_sparse_ortho._checks import as_text, check_integer
-from keras_sparse_ortho.export import LeanArray, arena_of, require_micro
+from keras_sparse_ortho.export import (
+    TARGETS,
+    LeanArray,
+    arena_of,
+    require_micro,
+)
 
 MICRO = "micro"
 ArenaOf = Callable[[bytes], int]
@@ -123,7 +128,7 @@ def checked_microcontroller(
     arena: ArenaOf | None,
     others: Mapping[str, object],
 ) -> Microcontroller | None:
-    """The limits of `target="micro"`; `None` without a target.
+    """The limits of `target="micro"`; `None` for LiteRT files.
 
     Args:
         target: As for `shrink`, like the following ones.
@@ -137,7 +142,7 @@ def checked_microcontroller(
         ValueError: If the arguments do not fit each other.
         ImportError: If nothing can measure an arena.
     """
-    if target is None:
+    if target is None or target in TARGETS:
         settings = {
             "max_flash": max_flash,
             "max_ram": max_ram,
@@ -148,13 +153,14 @@ def checked_microcontroller(
         if names:
             raise ValueError(
                 f"For microcontrollers, {names}: give target={MICRO!r} as well; `max_bytes` limits "
-                f"other files. Received: target=None, {received}"
+                f"other files. Received: {target=}, {received}"
             )
         return None
     if target != MICRO:
         raise ValueError(
-            f"`target` must be None, for LiteRT files, or {MICRO!r}, for arrays on "
-            f"microcontrollers. Received: target={as_text(target)}"
+            f"`target` must be None, for LiteRT files that are timed on this machine, one of "
+            f"{list(TARGETS)}, or {MICRO!r}, for arrays on microcontrollers. "
+            f"Received: target={as_text(target)}"
         )
     names, received = _given(others)
     if names:

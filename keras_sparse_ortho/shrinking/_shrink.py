@@ -91,19 +91,21 @@ def shrink(
         data: Examples as for `fit`, `x` or `(x, y)`, like those the model will see; some thousands
             are best, and at least 32 are needed.
         path: str or path. Where to write, `*.tflite`; with `*.tflite.gz`, sizes are under gzip.
-        max_drop: float. The largest loss of the score, by default `0.01`, one point; with `target`
+        max_drop: float. The largest loss of the score, by default `0.01`, one point; for `"micro"`
             by default any, as the device has the limits. Or a dict with a limit for each output,
             as `{"class": 0.01, "box": 0.05}`, by the keys of outputs in a dict, or the names of
             the layers that return them (`model.output_names`).
         max_bytes: int. The largest file.
-        max_ms: float. The longest call, one example on one thread of this machine.
-        target: `None`, or `"micro"` for microcontrollers: `path` is then the header with the C
-            array, `*.h`, or the LiteRT file, with another ending.
-        max_flash: int. With `target`: the largest array, in bytes.
-        max_ram: int. With `target`: the largest arena, in bytes.
-        decode_code: int. With `target`: bytes of code that count with each packed array, 11,100 for
+        max_ms: float. The longest call, one example on one thread.
+        target: The device. `None`: this machine. `"arm64"`: files are timed on this machine without
+            AMX, which only servers of Intel have, as an estimate. `"micro"`: microcontrollers;
+            `path` is then the header with the C array, `*.h`, or the LiteRT file, with another
+            ending.
+        max_flash: int. For `"micro"`: the largest array, in bytes.
+        max_ram: int. For `"micro"`: the largest arena, in bytes.
+        decode_code: int. For `"micro"`: bytes of code that count with each packed array, 11,100 for
             the operator "Decode" on a Cortex-M4. Default: 0, the array alone.
-        arena: callable. With `target`: from the bytes of an array to the bytes of its arena, such
+        arena: callable. For `"micro"`: from the bytes of an array to the bytes of its arena, such
             as a device's own `arena_used_bytes()`. Default: tflite-micro says it, on Linux; its
             records have pointers of 64 bits, so a device of 32 bits takes a little less.
         minutes: float. How long to try. No trial starts that would end later, if it takes as long
@@ -123,9 +125,9 @@ def shrink(
         with their numbers; and `write` takes `*.h`, too.
 
     Raises:
-        ShrinkError: If no file is within the limits. Nothing is written then. With `target` it says
+        ShrinkError: If no file is within the limits. Nothing is written then. For `"micro"` it says
             by how many bytes the nearest file misses each.
-        ImportError: With `target`, if tflite-micro is missing and there is no `arena`.
+        ImportError: With `target="micro"`, if tflite-micro is missing and there is no `arena`.
         ValueError: If an argument does not fit the model: rows of another shape, of text, or not
             finite; labels that are no numbers; a metric for which lower is better; a `max_drop` by
             output that misses an output, or names another.
@@ -212,13 +214,14 @@ def _goal(
         of_files: Arguments of `shrink` about files of this machine.
         of_devices: Arguments of `shrink` about microcontrollers.
     """
+    target = of_devices["target"]
     given_for_files = dict(of_files)
     if of_files["prefer"] == PREFERENCES[0]:  # the default: nobody asked for it
         given_for_files["prefer"] = None
     device = checked_microcontroller(**of_devices, others=given_for_files)
     if device is not None:
         return LeastLoss(file, device)
-    return SmallestFile(file, **of_files)
+    return SmallestFile(file, target=target, **of_files)
 
 
 def _no_file(report: ShrinkReport, limits: Mapping[str, float]) -> ShrinkError:

@@ -12,6 +12,7 @@ from keras_sparse_ortho._files import atomic_write_bytes, path_of
 from keras_sparse_ortho._foreign_names import Answering
 from keras_sparse_ortho._pictures import axes_or_new
 from keras_sparse_ortho._text import printable_lines
+from keras_sparse_ortho.export import TARGETS
 from keras_sparse_ortho.shrinking._judge import (
     NO_SCORE,
     OutputScore,
@@ -175,6 +176,7 @@ class ShrinkReport(Answering):
         dense: Score of the dense Keras model.
         max_drop: float or dict. The most that the score of `taken` was to lose, or each output's.
         untried: Trials for which there was no time.
+        target: str or None. The device that files were timed for: `None` is this machine.
         contents: The compressed files of `frontier` and `taken`, by the number of the trial.
     """
 
@@ -186,6 +188,7 @@ class ShrinkReport(Answering):
     dense: Score
     max_drop: MaxDrop
     untried: tuple[str, ...] = ()
+    target: str | None = None
     contents: Mapping[int, bytes] = dataclasses.field(default_factory=dict)
 
     @property
@@ -309,6 +312,10 @@ class ShrinkReport(Answering):
         if packed.gzip_bytes < 0.9 * taken.gzip_bytes:
             words.append(
                 f"Compressed, {packed.name}, {packed.route} is smallest: write a *.tflite.gz."
+            )
+        if self.target is not None:
+            words.append(
+                f"Estimated for {self.target}: {TARGETS[self.target]}."
             )
         words += self._words_on_the_next(taken)
         if self.untried:

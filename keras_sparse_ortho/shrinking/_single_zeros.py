@@ -28,7 +28,7 @@ _PASSES = 3
 _LONGEST_SOLVING = (
     60.0  # seconds of pruning at once, if that is less than half of the time
 )
-_TRAININGS = {
+_TRAININGS: dict[str, dict[str, float | None]] = {
     "at once, trained": {"learning_rate": 1e-3},
     # Masks move, so no stage can be undone.
     "gradually": {

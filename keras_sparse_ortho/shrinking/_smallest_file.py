@@ -29,6 +29,7 @@ class SmallestFile:
         max_bytes: As for `shrink`.
         max_ms: As for `shrink`.
         prefer: As for `shrink`.
+        target: `None` or `"arm64"`, as for `shrink`.
     """
 
     default_drop: MaxDrop = 0.01
@@ -40,10 +41,12 @@ class SmallestFile:
         max_bytes: int | None,
         max_ms: float | None,
         prefer: str,
+        target: str | None,
     ) -> None:
         self.limits: Mapping[str, float] = _checked_limits(max_bytes, max_ms)
         _check_preference(prefer)
         self._prefer = prefer
+        self._target = target
         self._is_packed = file.name.endswith(".gz")
 
     def check_model(self, model: keras.Model) -> None:
@@ -57,7 +60,14 @@ class SmallestFile:
         terms: Terms,
     ) -> Trials:
         """Makes all files that the time allows; the arguments are those of `Trials`."""
-        trials = Trials(model, examples, folder, terms, packed=self._is_packed)
+        trials = Trials(
+            model,
+            examples,
+            folder,
+            terms,
+            packed=self._is_packed,
+            target=self._target,
+        )
         Search(trials, self._prefer).run()
         return trials
 
@@ -80,7 +90,7 @@ class SmallestFile:
 
     def report(self, **figures: Any) -> ShrinkReport:
         """The report on all trials; the arguments are those of `ShrinkReport`."""
-        return ShrinkReport(**figures)
+        return ShrinkReport(target=self._target, **figures)
 
 
 def _checked_limits(

@@ -89,6 +89,7 @@ class Trials:
     Args:
         folder: Path. Where files are made.
         terms: Terms of the call.
+        target: `None` or `"arm64"`, as for `shrink`: on what files are timed.
     """
 
     ends = ("float32", "float32")  # types of inputs and outputs
@@ -101,6 +102,7 @@ class Trials:
         terms: Terms,
         *,
         packed: bool = False,
+        target: str | None = None,
     ) -> None:
         self.model = model
         self.examples = examples
@@ -109,6 +111,7 @@ class Trials:
         self.max_drop = terms.max_drop
         self.seed = terms.seed
         self.packed = packed
+        self._target = target
         self.remedy: dict[str, Any] = {}
         self.route: str | None = None
         self.made: list[Trial] = []
@@ -311,7 +314,8 @@ class Trials:
 
     def latencies(self, numbers: list[int]) -> list[float]:
         """Milliseconds of a call of the files of some trials, in turn."""
-        return latencies([self._files[number] for number in numbers])
+        files = [self._files[number] for number in numbers]
+        return latencies(files, target=self._target)
 
     def time_files(self) -> None:
         """Times all files in turn, and notes it in the trials."""

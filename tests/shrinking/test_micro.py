@@ -54,6 +54,7 @@ def small():
         ({"arena": len}, "target=None, arena=<built-in function len>"),
         ({"decode_code": 5}, "target=None, decode_code=5"),
         ({"target": "nano", "max_flash": 100}, "target='nano'"),
+        ({"target": "arm64", "max_ram": 9}, "target='arm64', max_ram=9"),
         ({"target": "micro"}, "max_flash=None, max_ram=None"),
         ({"target": "micro", "max_flash": -1}, "max_flash=-1"),
         ({"target": "micro", "max_flash": 0}, "max_flash=0"),

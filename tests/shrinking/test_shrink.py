@@ -1310,6 +1310,27 @@ def test_int8_that_loses_too_much_gets_its_remedies(monkeypatch, tmp_path):
 
 
 @pytest.mark.tensorflow_only
+def test_files_for_other_processors_are_timed_without_amx(
+    model, tmp_path, monkeypatch
+):
+    targets = []
+
+    def latencies(files, target):
+        targets.append(target)
+        return [1.0 for _ in files]
+
+    monkeypatch.setattr(
+        "keras_sparse_ortho.shrinking._trials.latencies", latencies
+    )
+    path = tmp_path / "m.tflite"
+    report = shrink(model, ROWS, path, minutes=0, target="arm64")
+    here = shrink(model, ROWS, path, minutes=0)
+    assert targets == ["arm64", None]
+    assert "Estimated for arm64: times are those" in str(report)
+    assert "Estimated" not in str(here)
+
+
+@pytest.mark.tensorflow_only
 def test_the_first_files_are_dense_and_one_is_in_4_bits(tmp_path):
     """magika had no time for 4 bits, and a file that was larger than dense int4."""
     layers = [keras.layers.Dense(128, "relu"), keras.layers.Dense(3, "softmax")]
