@@ -56,12 +56,18 @@ def silence_libraries() -> None:
 
 def limits_by_output(text: str) -> float | dict[str, float]:
     """A limit, as `0.01`, or limits by the names of outputs, as `class=0.01,box=0.05`."""
-    if "=" not in text:
-        return float(text)
-    limits = {}
-    for pair in text.split(","):
-        name, _, limit = pair.rpartition("=")
-        limits[name.strip()] = float(limit)
+    try:
+        if "=" not in text:
+            return float(text)
+        limits = {}
+        for pair in text.split(","):
+            name, _, limit = pair.rpartition("=")
+            limits[name.strip()] = float(limit)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            "give a number, as 0.01, or one for each output, as class=0.01,box=0.05. "
+            f"Received: {text!r}"
+        ) from None
     return limits
 
 
@@ -111,8 +117,9 @@ def parser() -> argparse.ArgumentParser:
     )
     shrink.add_argument(
         "--target",
-        choices=["micro"],
-        help="microcontrollers: --out is a C header (.h) or .tflite, the limits are the next two",
+        choices=["arm64", "micro"],
+        help="arm64: files are timed without AMX; micro: for microcontrollers, --out is a C header "
+        "(.h) or .tflite, and the limits are the next two",
     )
     shrink.add_argument(
         "--max-flash", type=int, metavar="BYTES", help="of the C array"

@@ -89,7 +89,7 @@ class Trials:
     Args:
         folder: Path. Where files are made.
         terms: Terms of the call.
-        target: `None` or `"arm64"`, as for `shrink`: on what files are timed.
+        target: `None` or `"arm64"`, as for `shrink`: the processor that files are timed for.
     """
 
     ends = ("float32", "float32")  # types of inputs and outputs

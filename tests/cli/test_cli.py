@@ -492,7 +492,7 @@ def test_rows_by_name_of_a_model_with_an_input_y(tmp_path, monkeypatch):
     }
 
 
-def test_options_reach_the_functions(model_file, tmp_path, monkeypatch):
+def test_options_reach_the_functions(model_file, tmp_path, monkeypatch, capsys):
     seen = {}
     monkeypatch.setattr(
         shrinking, "shrink", lambda *_, **options: seen.update(options)
@@ -538,6 +538,10 @@ def test_options_reach_the_functions(model_file, tmp_path, monkeypatch):
     assert main([*command, "--max-drop", "class=.01, box=.05"]) == 0
     assert seen["max_drop"] == {"class": 0.01, "box": 0.05}
     assert main([*command, "--max-drop", "class=little"]) == 2
+    message = capsys.readouterr().err
+    assert "as class=0.01,box=0.05. Received: 'class=little'" in message
+    assert main([*command, "--target", "arm64"]) == 0
+    assert seen["target"] == "arm64"
     seen.clear()
 
     def export_litert(*_, **options):
