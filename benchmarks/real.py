@@ -13,7 +13,7 @@ import pathlib
 import shutil
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import keras
@@ -770,6 +770,44 @@ def percent(share: float) -> str:
     return "-" if np.isnan(share) else f"{100 * share:.1f}"
 
 
+def processor_of(line: Run) -> str:
+    """The processor of a line, and whether its tiles were refused."""
+    name, *_ = line["made"]["machine"].split(",")
+    return f"{name} without AMX" if "ms_with_amx" in line else name
+
+
+def on_other_processors(
+    lines: list[Run], latest: Mapping[tuple[str, ...], Run]
+) -> str:
+    """A table of the last runs of ten minutes on other processors than the latest ones."""
+    int8: dict[str, Run] = {}
+    runs: dict[tuple[str, str], list[str]] = {}
+    for line in lines:
+        network = line["network"]
+        if line["rival"] == RIVALS[0]:
+            int8[network] = line
+        if line["how"] != "shrink" or line["minutes"] != 10.0:
+            continue
+        processor = processor_of(line)
+        if processor == processor_of(latest[network, "shrink", ""]):
+            continue
+        dense = int8[network]
+        runs[network, processor] = [
+            network,
+            processor,
+            f"{line['model']}, {line['route']}",
+            points(line, lambda name, line=line: name in line["classes"]),
+            points(line, lambda name, line=line: name not in line["classes"]),
+            f"{line['bytes'] / dense['bytes']:.2f}",
+            f"{line['ms'] / dense['ms']:.2f}",
+            line["made"]["commit"],
+        ]
+    header = ["network", "processor", "model", "classes lost", "values lost"]
+    header += ["bytes of int8", "ms of int8", "commit"]
+    rows = [runs[key] for key in sorted(runs)]
+    return f"On other processors, by the code of their day:\n\n{markdown(header, rows)}\n"
+
+
 class Shrunk(Measurement):
     """Files that `shrink` alone makes of trained networks, beside dense ones in 8 and 4 bits.
 
@@ -969,6 +1007,7 @@ class Shrunk(Measurement):
                 with_amx = f"{ratio:.2f}"
             rows.append([*row, with_amx])
         text += "\n\n" + markdown(header, rows) + "\n"
+        text += on_other_processors(lines, latest)
         for line in matching(latest.values(), how="shrink"):
             text += (
                 f"## {line['network']}\n\n```text\n{line['report']}\n```\n\n"

@@ -227,13 +227,21 @@ class Narrowing:
         if trials.is_late():
             trials.untried.append(f"{network.name}, trained")
             return None
-        return trials.examples.to_train(
+        forward_seconds = trials.examples.forward_seconds(network.model)
+        for seconds in (
             trials.seconds_to_train(),
-            _MOST_PASSES,
-            forward_seconds=trials.examples.forward_seconds(network.model),
-            seed=trials.seed,
-            learning_rate=TRAINING_RATE,
-        )
+            trials.most_seconds_to_train(),
+        ):
+            training = trials.examples.to_train(
+                seconds,
+                _MOST_PASSES,
+                forward_seconds=forward_seconds,
+                seed=trials.seed,
+                learning_rate=TRAINING_RATE,
+            )
+            if training is not None:
+                return training
+        return None
 
     def _trained(self, network: "Network", training: Training) -> "Network":
         """The network after training, if that makes it better; else as it is."""

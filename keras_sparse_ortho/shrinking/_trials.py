@@ -40,7 +40,8 @@ _ANY_ERROR = (
     1e6  # the held examples judge a file, and a bad one has a time, too
 )
 _COMPARED = 16  # examples, one by one in Keras with a file
-_TRAINING_SHARE = 0.33  # of the time that is left, for one training
+# Of the time that is left, for one training, and for one that has too few examples in that.
+_TRAINING_SHARE, _MOST_TRAINING_SHARE = 0.33, 0.5
 # Dense files in whose time a network is narrowed and exported: 2.8 for MobileNetV2 at 96 pixels.
 _NARROWING_COST = 3.0
 _REFUSALS = (
@@ -311,6 +312,10 @@ class Trials:
     def seconds_to_train(self) -> float:
         """The time that one training may take."""
         return _TRAINING_SHARE * self.seconds_left()
+
+    def most_seconds_to_train(self) -> float:
+        """The time of a training that would have too few examples in less."""
+        return _MOST_TRAINING_SHARE * self.seconds_left()
 
     def latencies(self, numbers: list[int]) -> list[float]:
         """Milliseconds of a call of the files of some trials, in turn."""

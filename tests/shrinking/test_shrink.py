@@ -800,6 +800,7 @@ def narrowing_of_losses(loss_of_share, gain=0.0, seconds=math.inf):
         is_late_to_narrow=lambda: len(trials) >= seconds,
         examples=examples_to_train(2000),
         seconds_to_train=lambda: 10.0,
+        most_seconds_to_train=lambda: 15.0,
     )
     narrowing._choice = lambda share: {"a": round(1000 * share)}
     narrowing._choices = []
@@ -882,6 +883,23 @@ def test_the_smallest_good_network_is_trained_last():
     )
     assert [name for name, _ in narrowing.run()] == ["narrowed to 0.5"]
     assert shares_of(trials, True) == []
+
+
+def test_slow_networks_are_trained_for_half_of_the_time():
+    """A third of the time was too little for a second training of magika."""
+    narrowing, trials, _ = narrowing_of_losses(
+        lambda share: 0.09 * (1 - share), gain=0.02
+    )
+    narrowing._trials.seconds_to_train = lambda: 5.0  # 1,000 rows
+    narrowing.run()
+    assert shares_of(trials, True)
+    narrowing._trials.most_seconds_to_train = lambda: 5.0
+    trials.clear()
+    narrowing._choices.clear()
+    narrowing._untrained.clear()
+    narrowing.run()
+    assert shares_of(trials, False)
+    assert not shares_of(trials, True)
 
 
 def test_what_the_time_did_not_allow_is_named():
