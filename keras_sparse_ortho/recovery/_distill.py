@@ -11,7 +11,7 @@ import numpy as np
 
 from keras_sparse_ortho._checked_data import (
     check_inputs,
-    warn_of_equal_rows,
+    warn_of_few_rows,
     warn_of_weights,
 )
 from keras_sparse_ortho._checks import (
@@ -114,8 +114,8 @@ def distill(
 
     Warns:
         UserWarning: No rate lowers the loss on held-out rows, so that the student is as it was.
-            Equal rows; sample weights, which are not used; a data set or generator of which not all
-            rows were read, as it may be endless.
+            Fewer than 16 different rows; sample weights, which are not used; a data set or
+            generator of which not all rows were read, as it may be endless.
 
     Limits: all rows, and the teacher's features of them, are in memory. A short training at a high
     rate can do harm, above all where weights are as small as `learning_rate`: steps of Adam do not
@@ -148,7 +148,7 @@ def distill(
     batch = all_rows(data)
     x = batch[0]
     check_inputs(teacher, x, text=False)
-    warn_of_equal_rows([batch])
+    warn_of_few_rows([batch], "Training")
     warn_of_weights([batch])
     targets = _Targets.of(student, teacher, x, outputs)
     options = _Options(epochs, batch_size, learning_rate, end, seed, verbose)

@@ -289,10 +289,10 @@ def test_rows_that_the_models_cannot_take_are_refused_before_training(teacher):
         with pytest.raises(ValueError, match=message):
             distill(student, teacher, rows, verbose=0)
     assert_same(before, student.get_weights())
-    with pytest.warns(UserWarning, match="All rows of `data` are equal"):
-        distill(
-            student, teacher, np.ones((40, 8), "float32"), epochs=1, verbose=0
-        )
+    ones = np.ones((40, 8), "float32")
+    for few, received in ((ones, "1 different among 40"), (ROWS[:3], "3 diff")):
+        with pytest.warns(UserWarning, match=f"Training needs .*{received}"):
+            distill(student, teacher, few, epochs=1, verbose=0)
     weighted = ROWS[:64], np.zeros(64), np.ones(64)
     with pytest.warns(UserWarning, match="Sample weights are not used here"):
         distill(student, teacher, weighted, epochs=1, verbose=0)
@@ -434,6 +434,7 @@ def test_training_that_helps_at_no_rate_leaves_the_student_and_warns(
 
 
 @pytest.mark.filterwarnings("ignore:No rate lowered")
+@pytest.mark.filterwarnings("ignore:Training needs at least 16")
 def test_one_row_may_train_and_another_one_judge(teacher):
     student = narrow_student(teacher)
     history = distill(
