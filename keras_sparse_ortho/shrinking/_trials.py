@@ -166,7 +166,8 @@ class Trials:
     ) -> dict[str, list[float]]:
         """Trains a network; returns its history."""
         model.trainable = True  # frozen layers as well
-        _freeze_statistics(model)
+        if not training.options["validation_split"]:
+            _freeze_statistics(model)
         start = time.monotonic()
         with without_warnings():  # the table has what they say
             history = distill(
@@ -353,7 +354,7 @@ class Trials:
 
 
 def _freeze_statistics(model: keras.Model) -> None:
-    """Keeps the statistics of normalization, as the dense model's stay.
+    """Keeps the statistics of normalization where `distill` does not: it has no held-out rows.
 
     A short training leaves moving statistics between those of its start and those of its batches,
     and the kernels answer worse with either.

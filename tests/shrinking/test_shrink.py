@@ -748,7 +748,8 @@ def test_the_forward_pass_of_a_network_is_measured():
     assert 0.0 < narrow < wide
 
 
-def test_training_keeps_the_statistics_of_normalization(tmp_path):
+@pytest.mark.parametrize("share", [0.0, 0.1])
+def test_training_keeps_the_statistics_of_normalization(tmp_path, share):
     layers = [keras.layers.Dense(8), keras.layers.BatchNormalization()]
     head = [keras.layers.ReLU(), keras.layers.Dense(3)]
     model = keras.Sequential([keras.Input((16,)), *layers, *head])
@@ -759,9 +760,16 @@ def test_training_keeps_the_statistics_of_normalization(tmp_path):
     examples = examples_to_train(400)
     terms = Terms(types.SimpleNamespace(loud=False), 9.0, 0.01, 0)
     trials = Trials(model, examples, tmp_path, terms)
-    trials._train(small, examples.to_train(9.0, 1, fewest=300))
+    training = examples.to_train(9.0, 1, fewest=300)
+    minutes = training.options["minutes"] if share else None
+    trials._train(
+        small, training.with_options(validation_split=share, minutes=minutes)
+    )
     assert np.array_equal(small.layers[1].moving_mean.numpy(), mean)
     assert not np.array_equal(small.layers[0].kernel.numpy(), kernel)
+    # The scale is trained where training that does harm is undone.
+    is_trained = bool(np.any(small.layers[1].gamma.numpy() != 1.0))
+    assert is_trained == (share > 0.0)
 
 
 def narrowing_of_losses(loss_of_share, gain=0.0, seconds=math.inf):
