@@ -84,7 +84,7 @@ class Processors(Measurement):
             rows.append(row)
         header = ["network", "file", "bytes of int8"]
         for title in KINDS.values():
-            header += [f"ms, {title}", "of int8"]
+            header += [f"ms, {title}", f"of int8, {title}"]
         return text + markdown(header, rows)
 
 
