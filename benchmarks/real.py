@@ -9,6 +9,7 @@ import functools
 import gzip
 import json
 import multiprocessing
+import os
 import pathlib
 import shutil
 import statistics
@@ -721,6 +722,9 @@ REFINED = 0.1
 """The closeness that boxes of P-Net and R-Net may lose: the next network of mtcnn refines them."""
 
 RIVALS = ("dynamic_int8", "dynamic_int4")
+OLDER = "older_processor"
+"""The library of `processors.py` that hides the instructions of newer processors."""
+
 HAS_AMX = "amx_int8" in pathlib.Path("/proc/cpuinfo").read_text()
 IMAGES = 20000
 """Images of Fashion-MNIST to train the networks of `widths.py` on."""
@@ -771,8 +775,10 @@ def percent(share: float) -> str:
 
 
 def processor_of(line: Run) -> str:
-    """The processor of a line, and whether its tiles were refused."""
+    """The processor of a line, and which of its instructions were hidden."""
     name, *_ = line["made"]["machine"].split(",")
+    if "instructions" in line:
+        return f"{name} with {line['instructions']} alone"
     return f"{name} without AMX" if "ms_with_amx" in line else name
 
 
@@ -817,7 +823,8 @@ class Shrunk(Measurement):
     labels. Classes may lose one point of expected accuracy, other outputs five of closeness, and
     boxes that a later network refines ten. Losses are on rows of other origin. All files of a
     network are timed in turn. With `--without-amx` files are chosen by times without the tiles of
-    Intel's servers, and timed with them as well, where there are some. For `birdnet` clone the
+    Intel's servers, and timed with them as well, where there are some; with `older_processor.c`
+    preloaded, those of AVX-512 and VNNI are hidden, too. For `birdnet` clone the
     repository that owners.py names; for `spliceai`, whose bases are sites once in a
     thousand, the score of a row is the F1 of its sites, and its DNA is in the packages that
     splice_sites.py names.
@@ -952,6 +959,8 @@ class Shrunk(Measurement):
                 "rows": len(rows),
                 "tested": len(tested),
             }
+            if OLDER in os.environ.get("LD_PRELOAD", ""):
+                line["instructions"] = "AVX2"
             if types is not None:
                 labels = types[: len(tested)]
                 for key, answers in (
