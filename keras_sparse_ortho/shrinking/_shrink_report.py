@@ -176,8 +176,8 @@ class ShrinkReport(Answering):
         dense: Score of the dense Keras model.
         max_drop: float or dict. The most that the score of `taken` was to lose, or each output's.
         untried: Trials for which there was no time.
-        target: str or None. The device that files were timed for: `None` is this machine.
         contents: The compressed files of `frontier` and `taken`, by the number of the trial.
+        target: str or None. The device that files were timed for: `None` is this machine.
     """
 
     path: str
@@ -188,8 +188,8 @@ class ShrinkReport(Answering):
     dense: Score
     max_drop: MaxDrop
     untried: tuple[str, ...] = ()
-    target: str | None = None
     contents: Mapping[int, bytes] = dataclasses.field(default_factory=dict)
+    target: str | None = None
 
     @property
     def frontier(self) -> tuple[Trial, ...]:

@@ -82,6 +82,7 @@ class Trials:
         max_drop: float or dict by output.
         seed: int.
         packed: bool. Whether sizes are under gzip.
+        target: `None` or `"arm64"`, as for `shrink`: the processor that files are timed for.
         remedy: dict. Further arguments of `export_litert` for static int8.
         route: str. That of smaller networks, once it is known.
         made: list of Trial, in their order.
@@ -90,7 +91,6 @@ class Trials:
     Args:
         folder: Path. Where files are made.
         terms: Terms of the call.
-        target: `None` or `"arm64"`, as for `shrink`: the processor that files are timed for.
     """
 
     ends = ("float32", "float32")  # types of inputs and outputs
@@ -112,7 +112,7 @@ class Trials:
         self.max_drop = terms.max_drop
         self.seed = terms.seed
         self.packed = packed
-        self._target = target
+        self.target = target
         self.remedy: dict[str, Any] = {}
         self.route: str | None = None
         self.made: list[Trial] = []
@@ -321,7 +321,7 @@ class Trials:
     def latencies(self, numbers: list[int]) -> list[float]:
         """Milliseconds of a call of the files of some trials, in turn."""
         files = [self._files[number] for number in numbers]
-        return latencies(files, target=self._target)
+        return latencies(files, target=self.target)
 
     def time_files(self) -> None:
         """Times all files in turn, and notes it in the trials."""

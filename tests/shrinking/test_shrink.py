@@ -1341,13 +1341,11 @@ def test_files_for_other_processors_are_timed_without_amx(
 ):
     targets = []
 
-    def latencies(files, target):
-        targets.append(target)
-        return [1.0 for _ in files]
+    def latencies(trials, numbers):
+        targets.append(trials.target)
+        return [1.0 for _ in numbers]
 
-    monkeypatch.setattr(
-        "keras_sparse_ortho.shrinking._trials.latencies", latencies
-    )
+    monkeypatch.setattr(Trials, "latencies", latencies)
     path = tmp_path / "m.tflite"
     report = shrink(model, ROWS, path, minutes=0, target="arm64")
     here = shrink(model, ROWS, path, minutes=0)
@@ -1371,16 +1369,17 @@ def test_the_first_files_are_dense_and_one_is_in_4_bits(tmp_path):
 
 
 @pytest.mark.parametrize("reason", [None, "the model has none"])
-def test_no_network_is_tried_in_4_bits_if_the_dense_one_has_none(
-    monkeypatch, reason
-):
-    module = "keras_sparse_ortho.shrinking._search.width_table"
-    monkeypatch.setattr(module, lambda trials: None)
+def test_no_network_is_tried_in_4_bits_if_the_dense_one_has_none(reason):
     search = object.__new__(Search)
     search._trials = types.SimpleNamespace(
         made=[Trial("dense", "dynamic_int4", reason=reason)],
-        model=None,
+        untried=[],
+        model=keras.Sequential([keras.Input((2,)), keras.layers.Dense(2)]),
         packed=False,
+        # No time for a table of widths.
+        seconds_left=lambda: 0.0,
+        narrowing_seconds=lambda: 0.0,
+        dense_seconds=lambda: 1.0,
     )
     routes = []
     search._try_4_bits = lambda networks, route: routes.append(route)
