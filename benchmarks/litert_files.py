@@ -18,7 +18,15 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import keras
 import numpy as np
 from blocks import uneven_blocks
-from record import RESULTS, groups, last_of_each, machine, markdown, sentences
+from record import (
+    RESULTS,
+    groups,
+    has_amx,
+    last_of_each,
+    machine,
+    markdown,
+    sentences,
+)
 from runner import Measurement, Run, Setting, grid, interleaved, main
 
 import keras_sparse_ortho as kso
@@ -414,7 +422,7 @@ def blocks_network(name: str, block: int) -> keras.Model:
 
 def amx_used(without: bool) -> bool:
     """Whether XNNPACK uses the tiles of the processor."""
-    return not without and "amx_int8" in Path("/proc/cpuinfo").read_text()
+    return not without and has_amx()
 
 
 def processor(line: Run) -> str:

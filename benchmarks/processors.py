@@ -17,7 +17,7 @@ from runner import Measurement, Run, Setting, main
 
 from keras_sparse_ortho.export import latencies
 
-SOURCE = pathlib.Path(__file__).with_name("older_processor.c")
+SOURCE = pathlib.Path(__file__).with_name(f"{real.OLDER}.c")
 FILES = (*real.RIVALS, "shrink")
 KINDS = {"avx2": "AVX2", "vnni": "VNNI", "amx": "AMX"}
 
@@ -98,7 +98,7 @@ def _without_new_instructions() -> Iterator[None]:
     if "cpuid_fault" not in pathlib.Path("/proc/cpuinfo").read_text():
         raise OSError("This processor cannot hide instructions: no cpuid_fault")
     with tempfile.TemporaryDirectory() as folder:
-        library = pathlib.Path(folder) / "older_processor.so"
+        library = pathlib.Path(folder) / f"{real.OLDER}.so"
         command = ["cc", "-O2", "-shared", "-fPIC", str(SOURCE)]
         subprocess.run([*command, "-o", str(library)], check=True)
         os.environ["LD_PRELOAD"] = str(library)

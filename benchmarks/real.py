@@ -27,6 +27,7 @@ import widths
 from packages import FETCHED, fetch
 from record import (
     QUICK,
+    has_amx,
     last_of_each,
     machine,
     machines_of,
@@ -422,15 +423,11 @@ def _reason(error: Exception) -> str:
 
 
 def _times(
-    name: str,
-    files: list[pathlib.Path],
-    row: np.ndarray,
-    seconds: float,
-    target: str | None = None,
+    name: str, files: list[pathlib.Path], row: np.ndarray, seconds: float
 ) -> list[float]:
     """Milliseconds of one call with one row, on one thread; those of ONNX after the others."""
     lite = [file for file in files if file.suffix != ".onnx"]
-    medians = latencies(lite, seconds=seconds, timeout=3000.0, target=target)
+    medians = latencies(lite, seconds=seconds, timeout=3000.0)
     times = dict(zip(lite, medians, strict=True))
     for file in files:
         if file not in times:
@@ -724,8 +721,6 @@ REFINED = 0.1
 RIVALS = ("dynamic_int8", "dynamic_int4")
 OLDER = "older_processor"
 """The library of `processors.py` that hides the instructions of newer processors."""
-
-HAS_AMX = "amx_int8" in pathlib.Path("/proc/cpuinfo").read_text()
 IMAGES = 20000
 """Images of Fashion-MNIST to train the networks of `widths.py` on."""
 
@@ -769,6 +764,15 @@ def largest_loss(line: Run, counts: Callable[[str], bool]) -> float | None:
     return max(lost, default=None)
 
 
+def losses(line: Run) -> list[str]:
+    """The largest losses in points: of classes, and of values."""
+    classes = line["classes"]
+    return [
+        points(line, lambda name: name in classes),
+        points(line, lambda name: name not in classes),
+    ]
+
+
 def percent(share: float) -> str:
     """A share in percent; "-" for outputs that are no classes."""
     return "-" if np.isnan(share) else f"{100 * share:.1f}"
@@ -802,8 +806,7 @@ def on_other_processors(
             network,
             processor,
             f"{line['model']}, {line['route']}",
-            points(line, lambda name, line=line: name in line["classes"]),
-            points(line, lambda name, line=line: name not in line["classes"]),
+            *losses(line),
             f"{line['bytes'] / dense['bytes']:.2f}",
             f"{line['ms'] / dense['ms']:.2f}",
             line["made"]["commit"],
@@ -929,12 +932,15 @@ class Shrunk(Measurement):
             "minutes": given.minutes,
         }
         timed = name, [*lines], tested[:1], given.seconds
-        times = _times(*timed, target)
-        if target is not None and HAS_AMX:
+        if given.without_amx and has_amx():
+            both_times = file_times(*timed)
+            times = both_times["ms_without_amx"]
             for line, milliseconds in zip(
-                lines.values(), _times(*timed), strict=True
+                lines.values(), both_times["ms"], strict=True
             ):
                 line["ms_with_amx"] = milliseconds
+        else:
+            times = _times(*timed)
         for (file, line), milliseconds in zip(
             lines.items(), times, strict=True
         ):
@@ -994,13 +1000,7 @@ class Shrunk(Measurement):
             model = line.get("model", line["how"])
             file = f"dense, {line['rival']}" if line["rival"] else line["how"]
             row = [line["network"], file, f"{model}, {line['route']}"]
-            row += [
-                points(line, lambda name, line=line: name in line["classes"]),
-                points(
-                    line, lambda name, line=line: name not in line["classes"]
-                ),
-                percent(line["agreement"]),
-            ]
+            row += [*losses(line), percent(line["agreement"])]
             for name in ("accuracy", "dense_accuracy"):
                 row.append(f"{100 * line[name]:.1f}" if name in line else "-")
             row += [

@@ -62,6 +62,11 @@ def machines_of(lines: list[dict[str, Any]]) -> str:
     return "; ".join(sorted(names))
 
 
+def has_amx() -> bool:
+    """Whether the processor has the tiles of Intel's servers."""
+    return "amx_int8" in pathlib.Path("/proc/cpuinfo").read_text()
+
+
 def machine() -> str:
     """One line about where this ran."""
     model = platform.processor() or "unknown processor"

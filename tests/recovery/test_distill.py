@@ -384,21 +384,23 @@ def mean_loss(student, dense):
     return float(np.mean((centered[0] - centered[1]) ** 2))
 
 
-@pytest.mark.core
-def test_held_out_rows_protect_from_a_rate_that_is_too_high(teacher):
-    """Training made MobileNet, O-Net and birdnet-stm32 worse than they were."""
+def beside_held_rows(teacher, **options):
+    """A narrow student's loss before training and after it, and the history."""
     student = narrow_student(teacher)
     before = mean_loss(student, teacher)
     history = distill(
-        student,
-        teacher,
-        ROWS,
-        epochs=4,
-        learning_rate=0.5,
-        validation_split=0.1,
-        verbose=0,
+        student, teacher, ROWS, validation_split=0.1, verbose=0, **options
     )
-    assert mean_loss(student, teacher) < 0.9 * before
+    return before, mean_loss(student, teacher), history
+
+
+@pytest.mark.core
+def test_held_out_rows_protect_from_a_rate_that_is_too_high(teacher):
+    """Training made MobileNet, O-Net and birdnet-stm32 worse than they were."""
+    before, after, history = beside_held_rows(
+        teacher, epochs=4, learning_rate=0.5
+    )
+    assert after < 0.9 * before
     losses = history.history["val_loss"]
     assert losses[0] > 2.0 * min(losses)
     # The rate falls to less than a quarter after a stage that did harm.
@@ -457,36 +459,19 @@ def test_training_ends_in_time_with_a_rate_that_falls(teacher, monkeypatch):
     clock = types.SimpleNamespace(monotonic=lambda: float(next(seconds)))
     for module in ("_distill", "_backtracking"):
         monkeypatch.setattr(f"keras_sparse_ortho.recovery.{module}.time", clock)
-    student = narrow_student(teacher)
-    before = mean_loss(student, teacher)
-    history = distill(
-        student,
-        teacher,
-        ROWS,
-        epochs=24,
-        validation_split=0.1,
-        minutes=12.5 / 60.0,
-        verbose=0,
+    before, after, history = beside_held_rows(
+        teacher, epochs=24, minutes=12.5 / 60.0
     )
     assert next(seconds) <= 13
     assert len(history.epoch) == 5  # two calls of the clock for each
-    assert mean_loss(student, teacher) < 0.9 * before
+    assert after < 0.9 * before
     rates = history.history["learning_rate"]
     assert rates[-1] < 0.2 * max(rates)
 
 
 @pytest.mark.filterwarnings("ignore:No rate lowered")
 def test_a_time_that_is_over_allows_one_stage(teacher):
-    student = narrow_student(teacher)
-    history = distill(
-        student,
-        teacher,
-        ROWS,
-        epochs=12,
-        validation_split=0.1,
-        minutes=1e-6,
-        verbose=0,
-    )
+    _, _, history = beside_held_rows(teacher, epochs=12, minutes=1e-6)
     assert len(history.epoch) == 1
 
 
